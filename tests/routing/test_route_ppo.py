@@ -49,6 +49,23 @@ def test_the_probability_ratio_is_one_before_the_first_update():
     assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5)
 
 
+def test_a_recurrent_policy_learns_with_the_memory_it_acted_with():
+    made = Scorer(NUM_FEATURES, 16, recurrent=True)
+    initialize(made, 0)
+    clusters = ToyClusters(SMALL.num_environments, SMALL.steps, SMALL.trace_group)
+    t = ppo.Trainer(SMALL, clusters, ToyClusters(SMALL.validation_environments), made, 0)
+    e = ppo.collect(t.clusters, t.scorer, t.critic, t.generator, 16, 0)
+    assert not e.memory[0].any() and e.memory[1].abs().max() > 0
+    flat = e.rows.flatten(0, 1), e.mask.flatten(0, 1)
+    for memory, is_one in ((e.memory.flatten(0, 1), True), (None, False)):
+        log_p = log_probabilities(t.scorer(*flat, memory))
+        ratio = (log_p.gather(1, e.actions.flatten().unsqueeze(1)).squeeze(1) - e.log_p.flatten()).exp()
+        assert torch.allclose(ratio, torch.ones_like(ratio), atol=1e-5) == is_one
+    before = copy.deepcopy(t.scorer.gru.state_dict())
+    list(t.train())
+    assert not same(before, t.scorer.gru.state_dict()), "the memory is trained, too"
+
+
 def test_acting_samples_the_policy_itself_at_temperature_one():
     """Frequencies of the sampled actions are the probabilities that the loss divides by."""
     t = trainer()
@@ -223,10 +240,10 @@ def test_a_policy_that_always_takes_the_first_replica_is_seen_as_collapsed():
         t.scorer.phi0.weight.zero_()
 
     class First(Scorer):
-        def forward(self, rows, mask):
+        def step(self, rows, mask, memory=None):
             logits = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
             logits[:, 0] = 50.0
-            return logits
+            return logits, memory
 
     e = ppo.collect(ToyClusters(8, 64), First(NUM_FEATURES, 4), t.critic, t.generator, 64, 0)
     assert e.top_share == 1.0

@@ -20,9 +20,9 @@ from gnomon.workload import WorkloadConfig
 from serving_kit import check_invariants, run, scenario
 
 
-def random_policy(path: Path, seed: int = 0, hidden: int = 16, lengths: str = "none") -> Path:
+def random_policy(path: Path, seed: int = 0, hidden: int = 16, lengths: str = "none", recurrent: bool = False) -> Path:
     random = np.random.default_rng(seed)
-    arrays = {name: random.standard_normal(shape) * 0.5 for name, shape in shapes(hidden).items()}
+    arrays = {name: random.standard_normal(shape) * 0.5 for name, shape in shapes(hidden, recurrent).items()}
     mean, std = random.random(NUM_FEATURES), 0.5 + random.random(NUM_FEATURES)
     return save_policy(path, arrays, mean, std, lengths, {"command": "test", "seed": seed})
 
@@ -62,6 +62,50 @@ def test_the_compiled_network_is_the_one_in_the_file(tmp_path: Path, count: int)
     out = np.zeros(count)
     compiled_scores(packed(policy), rows.copy(), out)
     np.testing.assert_allclose(out, plain_scores(policy, rows), rtol=1e-9, atol=1e-9)
+
+
+def test_a_recurrent_network_remembers_as_pytorchs_does(tmp_path: Path) -> None:
+    """Three decisions one after another: the memory of the compiled router is that of `GRUCell`."""
+    torch = pytest.importorskip("torch")
+    from gnomon.routing.clone import load_scorer
+
+    path = random_policy(tmp_path / "p.npz", recurrent=True)
+    scorer, numbers = load_scorer(path), packed(load_policy(path))
+    memory, random = None, np.random.default_rng(1)
+    seen = []
+    for _ in range(3):
+        rows, out = random.standard_normal((5, NUM_FEATURES)), np.zeros(5)
+        compiled_scores(numbers, rows.copy(), out)
+        with torch.no_grad():
+            inputs = torch.tensor(rows[None], dtype=torch.float32), torch.ones(1, 5, dtype=torch.bool)
+            scores, memory = scorer.step(*inputs, memory)
+        np.testing.assert_allclose(out, scores[0].numpy(), rtol=1e-4, atol=1e-4)
+        seen.append(out)
+    assert np.abs(numbers[-16:]).max() > 0, "the memory lies behind the weights"
+    fresh, again = packed(load_policy(path)), np.zeros(5)
+    compiled_scores(fresh, rows.copy(), again)
+    assert np.abs(again - seen[-1]).max() > 1e-3, "an empty memory scores otherwise"
+
+
+def test_a_recurrent_policy_starts_every_run_with_an_empty_memory(tmp_path: Path) -> None:
+    path = random_policy(tmp_path / "p.npz", recurrent=True)
+    setup = scenario(num_replicas=3, router={"name": "learned", "checkpoint": str(path)},
+                     workload={"num_requests": 60, "rate": 40.0})  # fmt: skip
+    first, second = run(setup), run(setup)
+    assert first.cluster.requests.replica.tolist() == second.cluster.requests.replica.tolist()
+
+
+def test_an_idle_fleet_is_warmer(tmp_path: Path) -> None:
+    """A temperature that falls with the load draws while replicas are empty, and takes the best where it is 0."""
+    path = random_policy(tmp_path / "p.npz")
+
+    def chosen(**options: float) -> list[int]:
+        router = {"name": "learned", "checkpoint": str(path), "options": options}
+        setup = scenario(num_replicas=3, router=router, workload={"num_requests": 60, "rate": 0.5})
+        return run(setup).cluster.requests.replica.tolist()
+
+    assert chosen(idle_temperature=5.0) != chosen()
+    assert chosen(idle_temperature=0.0) == chosen()
 
 
 def test_the_order_of_replicas_does_not_matter(tmp_path: Path) -> None:

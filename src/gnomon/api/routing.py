@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompareConfig", "Folder", "RouteConfig", "Routers", "TuneConfig", "TunedRouter", "Watcher", "clone_teacher",
-    "collect_demos", "dump_state", "load_config", "newest_checkpoint", "route", "train", "tune",
+    "collect_demos", "dump_state", "load_config", "newest_checkpoint", "route", "train", "train_online", "tune",
 ]  # fmt: skip
 
 
@@ -179,6 +179,17 @@ def clone_teacher(
     from gnomon.routing import stages
 
     return stages.clone_teacher(config, folder, watch or Watcher(), jobs, ray)
+
+
+def train_online(config: RouteConfig, folder: Folder, watch: Watcher | None = None) -> Path:
+    """Let a policy learn while one long simulation runs, beside a safe router; writes policy.npz, online.csv and
+    report.html with its regret over time. Returns the policy file."""
+    from gnomon.report.routing.files import write_online
+    from gnomon.routing import stages
+
+    policy, blocks = stages.train_online(config, folder, watch or Watcher())
+    write_online(blocks, config, folder.root / "report.html")
+    return policy
 
 
 def train(config: RouteConfig, folder: Folder, watch: Watcher | None = None, checkpoint: Path | None = None) -> Path:

@@ -232,10 +232,12 @@ def clone(config: str | None, overrides: dict[str, Any], out: Path | None, **wor
 @command.command(cls=SectionedCommand)
 @stage_options
 @resume_option
-def train(config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None) -> None:
+@click.option("--online", is_flag=True, help="Learn while one long simulation runs, beside a safe router.")
+def train(config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None, online: bool) -> None:
     """Improve the folder's clone with PPO, on a leash to it.
 
-    --start PATH takes another policy instead of the clone, --start nothing one at random.
+    --start PATH takes another policy instead of the clone, --start nothing one at random. --online lets it learn from
+    one long simulation as it runs; a safe router takes over where it does worse.
 
     Writes policy.npz, metrics.csv and metrics.parquet, TensorBoard scalars and checkpoints. A run that is resumed ends
     with the same policy, to the bit, as one that never stopped.
@@ -245,9 +247,15 @@ def train(config: str | None, overrides: dict[str, Any], out: Path | None, resum
       gnomon route train --config quick
       gnomon route train --config quick --resume never --train.kl-start 0.6 --train.kl-end 0.1
       gnomon route train --start runs/route/full/policy.npz --scenario my_cluster.yaml --out runs/route/mine
+      gnomon route train --online --start nothing --scenario mixed_bursty --out runs/route/online
       tensorboard --logdir runs/route
     """
     made, folder = _resolved(config, overrides, out)
+    if online:
+        with _watcher() as watch:
+            policy = api.train_online(made, folder, watch)
+        click.echo(f"Wrote {policy}; its regret over time is in {folder.root / 'report.html'}.")
+        return
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with _watcher() as watch:
         policy = api.train(made, folder, watch, checkpoint)

@@ -48,23 +48,37 @@ class Normalizer(nn.Module):  # type: ignore[misc]
 
 
 class Scorer(nn.Module):  # type: ignore[misc]
-    """The policy: logits [batch, replica] from rows [batch, replica, feature]; -inf where there is no replica."""
+    """The policy: logits [batch, replica] from rows [batch, replica, feature]; -inf where there is no replica.
 
-    def __init__(self, num_features: int, hidden: int) -> None:
+    A recurrent one carries a memory [batch, hidden] from decision to decision (a GRU over what all replicas have in
+    common). It learns with the memory it acted with, one decision back in time.
+    """
+
+    def __init__(self, num_features: int, hidden: int, recurrent: bool = False) -> None:
         super().__init__()
         self.num_features, self.hidden = num_features, hidden
         self.normalizer = Normalizer(num_features)
         self.phi0 = nn.Linear(num_features, hidden)
         self.phi1 = nn.Linear(hidden, hidden)
-        self.rho0 = nn.Linear(3 * hidden, hidden)
+        self.rho0 = nn.Linear((4 if recurrent else 3) * hidden, hidden)
         self.rho1 = nn.Linear(hidden, 1)
+        self.gru = nn.GRUCell(2 * hidden, hidden) if recurrent else None
 
-    def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, mask: Tensor, memory: Tensor | None = None) -> Tensor:
         """Raw logits: nothing squashes them, so that a policy may become as sure as it needs to."""
+        return self.step(rows, mask, memory)[0]
+
+    def step(self, rows: Tensor, mask: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The logits, and the memory of the next decision; without one given, it is empty."""
         h = torch.relu(self.phi1(torch.relu(self.phi0(self.normalizer(rows)))))
-        context = pooled(h, mask).unsqueeze(1).expand(-1, h.shape[1], -1)
+        common = pooled(h, mask)
+        memory = torch.zeros(len(rows), self.hidden) if memory is None else memory
+        if self.gru is not None:
+            memory = self.gru(common, memory)
+            common = torch.cat([common, memory], -1)
+        context = common.unsqueeze(1).expand(-1, h.shape[1], -1)
         scores: Tensor = self.rho1(torch.relu(self.rho0(torch.cat([h, context], -1)))).squeeze(-1)
-        return scores.masked_fill(~mask, -torch.inf)
+        return scores.masked_fill(~mask, -torch.inf), memory
 
 
 class Critic(nn.Module):  # type: ignore[misc]
@@ -102,7 +116,7 @@ def initialize(module: nn.Module, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "initial weights", type(module).__name__).integers(2**31)))
         for child in module.children():
-            if isinstance(child, nn.Linear):
+            if isinstance(child, nn.Linear | nn.GRUCell):
                 child.reset_parameters()
 
 
@@ -116,7 +130,7 @@ def save_scorer(scorer: Scorer, path: str | Path, lengths: str, made: Mapping[st
 def load_scorer(path: str | Path) -> Scorer:
     """A scorer with exactly the weights of a policy file: nothing missing, nothing left over."""
     policy = load_policy(path)
-    scorer = Scorer(len(policy.mean), policy.hidden)
+    scorer = Scorer(len(policy.mean), policy.hidden, policy.recurrent)
     arrays = {**policy.arrays, "normalizer.mean": policy.mean, "normalizer.std": policy.std}
     scorer.load_state_dict({name: torch.tensor(array).float() for name, array in arrays.items()}, strict=True)
     return scorer

@@ -22,6 +22,9 @@ class NetworkConfig(Config):
 
     hidden: Degree = 32
     """Width of every layer."""
+    recurrent: bool = False
+    """Whether the policy carries a memory from decision to decision (a GRU). Moving averages of arrivals and ends are
+    part of what it observes in any case."""
 
 
 class DemosConfig(Config):
@@ -141,6 +144,17 @@ class TrainConfig(Config):
         return self
 
 
+class OnlineConfig(Config):
+    """Learning while a simulation runs (`gnomon route train --online`)."""
+
+    decisions: Requests = 20_000
+    """How many requests are routed; the policy learns after every `train.steps` of them."""
+    safe: str = "least_outstanding"
+    """The router that it is held against, and that takes over where it does worse."""
+    margin: Share = 0.1
+    """A block of decisions that is worse than the safe router's by more than this share is the last for a while."""
+
+
 class CompareConfig(Config):
     """Which routers meet on which scenarios."""
 
@@ -181,6 +195,7 @@ class RouteConfig(Config):
     demos: DemosConfig = DemosConfig()
     clone: CloneConfig = CloneConfig()
     train: TrainConfig = TrainConfig()
+    online: OnlineConfig = OnlineConfig()
     compare: CompareConfig = CompareConfig()
 
 

@@ -76,6 +76,8 @@ class Experience:
     actions: Tensor
     log_p: Tensor
     """Log-probability of the action under the policy that acted."""
+    memory: Tensor
+    """What a recurrent policy remembered when it acted."""
     values: Tensor
     """The critic's word on the state."""
     rewards: Tensor
@@ -95,10 +97,12 @@ def collect(
 ) -> Experience:
     """Act for `num_steps` decisions in fresh clusters, sampling from the policy as it is (temperature 1)."""
     rows, mask = _tensors(*clusters.reset(seed))
+    memory = torch.zeros(clusters.num_envs, scorer.hidden)
     steps: list[dict[str, Tensor]] = []
     backlogs = []
     for _ in range(num_steps):
-        log_p = log_probabilities(scorer(rows, mask))
+        scores, remembered = scorer.step(rows, mask, memory)
+        log_p = log_probabilities(scores)
         actions = torch.multinomial(log_p.exp() * mask, 1, generator=generator).squeeze(1)
         next_rows, next_mask, rewards, cut, info = clusters.step(actions.numpy())
         followed, followed_mask = next_rows, next_mask
@@ -108,13 +112,14 @@ def collect(
         backlogs.append(float(np.mean(info["backlog"])))
         steps.append(
             {
-                "rows": rows, "mask": mask, "actions": actions,
+                "rows": rows, "mask": mask, "actions": actions, "memory": memory,
                 "log_p": log_p.gather(1, actions.unsqueeze(1)).squeeze(1), "values": critic(rows, mask),
                 "rewards": torch.as_tensor(rewards, dtype=torch.float32), "cut": torch.as_tensor(cut),
                 "next_values": critic(*_tensors(followed, followed_mask)),
             }
         )  # fmt: skip
         rows, mask = _tensors(next_rows, next_mask)
+        memory = remembered * ~torch.as_tensor(cut).unsqueeze(1)
     stacked = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     quarter = max(1, num_steps // 4)
     growth = fmean(backlogs[-quarter:]) / max(1.0, fmean(backlogs[:quarter]))
@@ -288,7 +293,8 @@ class Trainer:
         c, count = self.config, e.actions.numel()
         flat = {
             "rows": e.rows.flatten(0, 1), "mask": e.mask.flatten(0, 1), "actions": e.actions.flatten(),
-            "log_p": e.log_p.flatten(), "merits": merits.flatten(), "returns": returns.flatten(),
+            "memory": e.memory.flatten(0, 1), "log_p": e.log_p.flatten(), "merits": merits.flatten(),
+            "returns": returns.flatten(),
         }  # fmt: skip
         sums: dict[str, float] = {}
         passes, stopped = 0, False
@@ -319,8 +325,8 @@ class Trainer:
     def _gradient_step(self, batch: dict[str, Tensor]) -> dict[str, float]:
         c, weights = self.config, self._weights()
         with torch.no_grad():
-            reference = log_probabilities(self.reference(batch["rows"], batch["mask"]))
-        scores = self.scorer(batch["rows"], batch["mask"])
+            reference = log_probabilities(self.reference(batch["rows"], batch["mask"], batch["memory"]))
+        scores = self.scorer(batch["rows"], batch["mask"], batch["memory"])
         terms = loss_terms(scores, reference, batch["actions"], batch["log_p"], batch["merits"], c.clip)
         error = functional.smooth_l1_loss(self.critic(batch["rows"], batch["mask"]), batch["returns"])
         loss = (
@@ -369,11 +375,14 @@ class Trainer:
 def greedy_scores(clusters: Clusters, scorer: Scorer, num_steps: int, seed: int) -> Tensor:
     """Mean reward of every cluster where always the likeliest replica is taken, on the traces of one seed."""
     rows, mask = _tensors(*clusters.reset(seed))
+    memory = torch.zeros(clusters.num_envs, scorer.hidden)
     total = torch.zeros(clusters.num_envs, dtype=torch.float64)
     for _ in range(num_steps):
-        next_rows, next_mask, rewards, _, _ = clusters.step(scorer(rows, mask).argmax(1).numpy())
+        scores, memory = scorer.step(rows, mask, memory)
+        next_rows, next_mask, rewards, cut, _ = clusters.step(scores.argmax(1).numpy())
         total += torch.as_tensor(rewards, dtype=torch.float64)
         rows, mask = _tensors(next_rows, next_mask)
+        memory = memory * ~torch.as_tensor(cut).unsqueeze(1)
     return total / num_steps
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from gnomon.routing.config import RouteConfig
 
 if TYPE_CHECKING:
     from gnomon.routing.clone import Scorer
+    from gnomon.routing.online import Block
     from gnomon.routing.ppo import Trainer
 
 
@@ -161,7 +162,7 @@ def clone_teacher(
     from gnomon.routing.clone import Scorer, initialize, save_scorer
 
     found = demonstrations.read(folder.demos, config)
-    scorer = Scorer(found.rows.shape[-1], config.network.hidden)
+    scorer = Scorer(found.rows.shape[-1], config.network.hidden, config.network.recurrent)
     initialize(scorer, config.seed)
     scorer.normalizer.fit(found.rows[found.mask])
     history = _cloned(scorer, found, config, 0, watch)
@@ -202,7 +203,8 @@ def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | Non
     if state is None:
         scorer = _first_policy(config, folder, clusters)
     else:
-        scorer = Scorer(NUM_FEATURES, state["scorer"]["phi1.bias"].numel())
+        kept = state["scorer"]
+        scorer = Scorer(NUM_FEATURES, kept["phi1.bias"].numel(), recurrent="gru.weight_ih" in kept)
     trainer = Trainer(train, clusters, validation, scorer, config.seed)
     if state is not None:
         trainer.load_state(state)
@@ -215,7 +217,7 @@ def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
 
     if config.start == "nothing":
         rows, mask = clusters.reset(config.seed)
-        scorer = Scorer(rows.shape[-1], config.network.hidden)
+        scorer = Scorer(rows.shape[-1], config.network.hidden, config.network.recurrent)
         initialize(scorer, config.seed)
         scorer.normalizer.fit(rows[mask])
         return scorer
@@ -271,6 +273,27 @@ def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path 
     return save_scorer(trainer.best_scorer(), folder.policy, config.lengths, made)
 
 
+def train_online(config: RouteConfig, folder: Folder, watch: Watcher) -> tuple[Path, list[Block]]:
+    """Let a policy learn while one long simulation runs; returns its file, and what became of every block."""
+    use_torch()
+    from gnomon.routing.clone import save_scorer
+    from gnomon.routing.environment import new_clusters
+    from gnomon.routing.online import check, learn
+
+    check(config)
+    _check_first_policy(config, folder)
+    scorer = _first_policy(config, folder, new_clusters(config, config.train.num_environments, horizon=64))
+    save(config, folder.root / "config.yaml")
+    watch.begin("learning online", config.online.decisions // config.train.steps)
+    blocks = []
+    for block in learn(config, scorer):
+        blocks.append(block)
+        watch.advance({"reward/mean": block.reward, "decisions": block.decisions})
+    write_text(folder.root / "online.csv", as_csv([asdict(one) for one in blocks], list(asdict(blocks[0]))))
+    made = _made(config, "gnomon route train --online") | {"decisions": blocks[-1].decisions}
+    return save_scorer(scorer, folder.policy, config.lengths, made), blocks
+
+
 def _same_run(config: RouteConfig, recorded: str, checkpoint: Path) -> None:
     """Refuse to resume under a configuration that would not have led here; only the number of updates may grow."""
     import yaml
@@ -278,6 +301,7 @@ def _same_run(config: RouteConfig, recorded: str, checkpoint: Path) -> None:
     ours, theirs = config.model_dump(mode="json"), yaml.safe_load(recorded)
     for one in (ours, theirs):
         one.pop("compare")
+        one.pop("online", None)
         for name in ("updates", "checkpoint_every", "keep"):
             one["train"].pop(name)
     differing = [

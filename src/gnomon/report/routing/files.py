@@ -16,7 +16,7 @@ from gnomon.core.config import dump
 from gnomon.core.errors import DataError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
 from gnomon.report import look
-from gnomon.report.blocks import Block, Card, Figure, Plot, Section, Table, plots
+from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, plots
 from gnomon.report.page import write_page
 from gnomon.report.serving.figures import distribution
 from gnomon.routing.compare import LEAST_OUTSTANDING, Paired, RouteComparison, Verdict
@@ -25,6 +25,8 @@ from gnomon.serving.results.paired import Difference
 if TYPE_CHECKING:
     import polars as pl
 
+    from gnomon.routing import online
+    from gnomon.routing.config import RouteConfig
 
 FILES = ("metrics.csv", "metrics.parquet")
 STEPS = ("step", "update", "epoch", "iteration")
@@ -99,6 +101,31 @@ def _finite(column: pl.Series) -> list[float | None]:
     """Gaps where a value is not finite: JSON has no NaN."""
     values = column.cast(float)
     return values.set(~values.is_finite(), None).to_list()
+
+
+def write_online(blocks: Sequence[online.Block], config: RouteConfig, path: str | Path) -> Path:
+    """The page of a policy that learned while a simulation ran: regret over time, and both clusters' rewards."""
+    safe, last = config.online.safe, blocks[-1]
+    steps = [float(one.decisions) for one in blocks]
+    rewards = {"policy": [one.reward for one in blocks], safe: [one.safe_reward for one in blocks]}
+    colours = run_colours(rewards)
+
+    def drawn(title: str, lines: list[Figure], unit: str) -> Figure:
+        axes = {"xaxis": look.AXIS | {"title": {"text": "decisions"}}, "yaxis": look.AXIS | {"title": {"text": unit}}}
+        return look.figure(lines, title, CURVE_PX, {"b": 40}, hovermode="x unified", **axes)
+
+    regret = _line(steps, [100 * one.regret for one in blocks], "regret", look.COLOURS[0])
+    both = [_line(steps, list(values), name, colours[name]) for name, values in rewards.items()]
+    num_safe = sum(one.is_safe for one in blocks)
+    shown: list[Block] = [
+        Card("regret", f"{last.regret:+.1%}"),
+        Card(f"blocks decided by {safe}", f"{num_safe} of {len(blocks)}"),
+        Plot("regret", lambda: drawn(f"Regret so far against {safe}", [regret], "%")),
+        Plot("rewards", lambda: drawn("Mean reward of a block's decisions", both, "reward")),
+        Line(f"Regret is what was lost against {safe} on the same requests, as a share of its own reward; below 0 the "
+             "policy has won. It includes what exploring costs."),
+    ]  # fmt: skip
+    return write_page(path, "A router that learns while it routes", shown)
 
 
 FASTER, SLOWER, UNCLEAR = "#3E9B6E", "#C8493F", "#B7C0CC"

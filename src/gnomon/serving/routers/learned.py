@@ -24,7 +24,7 @@ from gnomon.serving.routers.observation import (
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
 from gnomon.serving.scenario.config import RouterConfig
 
-NUM_OPTIONS = 2
+NUM_OPTIONS = 3
 """Entries of `fleet.parameters` before the packed policy."""
 
 
@@ -72,14 +72,39 @@ def _normalise(numbers: Floats, first: int, row: Any) -> None:
 
 
 @inlined
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x))
+
+
+@inlined
+def _remember(numbers: Floats, first: int, mean: Any, highest: Any, held: Any, hidden: int) -> None:
+    """Let the GRU packed at `first` take in what all replicas have in common; its memory goes into `held`."""
+    from_memory = first + (2 * hidden + 1) * 3 * hidden
+    memory = from_memory + (hidden + 1) * 3 * hidden
+    new, old = np.empty(3 * hidden), np.empty(3 * hidden)
+    _begin_with(numbers, from_memory - 3 * hidden, new, 3 * hidden)
+    _layer(numbers, first, mean, hidden, new, 3 * hidden)
+    _layer(numbers, first + 3 * hidden * hidden, highest, hidden, new, 3 * hidden)
+    _begin_with(numbers, memory - 3 * hidden, old, 3 * hidden)
+    _begin_with(numbers, memory, held, hidden)
+    _layer(numbers, from_memory, held, hidden, old, 3 * hidden)
+    for j in range(hidden):
+        reset = _sigmoid(new[j] + old[j])
+        kept = _sigmoid(new[hidden + j] + old[hidden + j])
+        candidate = math.tanh(new[2 * hidden + j] + reset * old[2 * hidden + j])
+        held[j] = (1.0 - kept) * candidate + kept * held[j]
+        numbers[memory + j] = held[j]
+
+
+@inlined
 def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> None:
     """The scores of `count` replicas from their features, by the policy packed at `first`. `rows` are used up."""
-    hidden = int(numbers[first])
-    normaliser = first + 2
+    hidden, is_recurrent = int(numbers[first]), numbers[first + 2] > 0.0
+    normaliser = first + 3
     phi0 = normaliser + 2 * NUM_FEATURES
     phi1 = phi0 + NUM_FEATURES * hidden + hidden
     rho0 = phi1 + hidden * hidden + hidden
-    rho1 = rho0 + 3 * hidden * hidden + hidden
+    rho1 = rho0 + (4 if is_recurrent else 3) * hidden * hidden + hidden
     h, between = np.empty((count, hidden)), np.empty(hidden)
     mean, highest, context = np.zeros(hidden), np.zeros(hidden), np.empty(hidden)
     for r in range(count):
@@ -97,6 +122,10 @@ def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> No
     _begin_with(numbers, rho1 - hidden, context, hidden)
     _layer(numbers, rho0 + hidden * hidden, mean, hidden, context, hidden)
     _layer(numbers, rho0 + 2 * hidden * hidden, highest, hidden, context, hidden)
+    if is_recurrent:
+        held = np.empty(hidden)
+        _remember(numbers, rho1 + hidden + 1, mean, highest, held, hidden)
+        _layer(numbers, rho0 + 3 * hidden * hidden, held, hidden, context, hidden)
     for r in range(count):
         for j in range(hidden):
             between[j] = context[j]
@@ -153,13 +182,26 @@ def _rule_out_late(first_tokens: Any, waits: Any, limit: float, scores: Any) -> 
             scores[r] = -np.inf
 
 
+@inlined
+def _temperature(fleet: Fleet) -> float:
+    busy, idle = fleet.parameters[0], fleet.parameters[2]
+    if idle <= busy:
+        return busy
+    running, places = 0.0, 1.0
+    for r in range(fleet.cluster.replicas.size):
+        running += fleet.cluster.replicas[r].num_outstanding
+        places += fleet.cluster.replicas[r].max_running
+    return idle + (busy - idle) * min(1.0, running / places)
+
+
 @router(
-    "learned", options={"temperature": 0.0, "patience": PATIENCE}, memory=MEMORY_PER_REPLICA, predicts=True,
-    numbers=policy_numbers,
+    "learned", options={"temperature": 0.0, "patience": PATIENCE, "idle_temperature": 0.0}, memory=MEMORY_PER_REPLICA,
+    predicts=True, numbers=policy_numbers,
 )  # fmt: skip
 def learned(fleet: Fleet, request_id: int) -> int:
     """The replica with the highest score of those where the request does not wait too long; with a `temperature`,
-    sampled from the softmax of the scores."""
+    sampled from the softmax of the scores. It goes from `idle_temperature`, if that is higher, to `temperature` with
+    the share of places that are taken."""
     count = fleet.cluster.replicas.size
     rows, scores = np.empty((count, NUM_FEATURES)), np.empty(count)
     unit_s = observe(fleet, request_id, rows, int(fleet.parameters[NUM_OPTIONS + 1]))
@@ -170,6 +212,6 @@ def learned(fleet: Fleet, request_id: int) -> int:
     score(fleet.parameters, NUM_OPTIONS, rows, count, scores)
     _rule_out_others(fleet, scores)
     _rule_out_late(first_tokens, waits, longest_wait_s(fleet, fleet.parameters[1]), scores)
-    chosen = choose(scores, count, fleet.parameters[0], fleet.draws[request_id, 0])
+    chosen = choose(scores, count, _temperature(fleet), fleet.draws[request_id, 0])
     remember_choice(fleet, request_id, chosen)
     return chosen

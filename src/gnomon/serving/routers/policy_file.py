@@ -4,7 +4,8 @@ The network (`gnomon.serving.routers.learned` runs it, `gnomon.routing` trains i
 
     h_i = relu(phi1 relu(phi0 clip((x_i - mean) / std)))         score_i = rho1 relu(rho0 [h_i, mean h, max h])
 
-with weights named and laid out as torch's `Linear` stores them.
+with weights named and laid out as torch's `Linear` stores them. A recurrent one has a GRU beside it, as torch's
+`GRUCell` stores it: its input is [mean h, max h], and its memory joins these in every score.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Policy:
         return int(self.arrays["phi0.bias"].size)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether it carries a memory from decision to decision."""
+        return "gru.weight_ih" in self.arrays
+
+    @property
     def queue_depth(self) -> int:
         """How many requests of every queue it looks at, as the configuration that made it says."""
         return int(queue_depth_of(self.made))
@@ -62,16 +68,18 @@ def queue_depth_of(made: Any) -> Any:
     return config.get("queue_depth", QUEUE_DEPTH) if isinstance(config, dict) else QUEUE_DEPTH
 
 
-def shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+def shapes(hidden: int, recurrent: bool = False) -> dict[str, tuple[int, ...]]:
     """The shape of every array of a network of that width."""
     sizes = {
-        "phi0": (NUM_FEATURES, hidden), "phi1": (hidden, hidden), "rho0": (3 * hidden, hidden), "rho1": (hidden, 1),
+        "phi0": (NUM_FEATURES, hidden), "phi1": (hidden, hidden), "rho0": ((4 if recurrent else 3) * hidden, hidden),
+        "rho1": (hidden, 1),
     }  # fmt: skip
+    gru = {"weight_ih": (2 * hidden,), "weight_hh": (hidden,), "bias_ih": (), "bias_hh": ()} if recurrent else {}
     return {
         f"{layer}.{part}": (out, into) if part == "weight" else (out,)
         for layer, (into, out) in sizes.items()
         for part in ("weight", "bias")
-    }
+    } | {f"gru.{part}": (3 * hidden, *into) for part, into in gru.items()}
 
 
 def save_policy(
@@ -94,7 +102,8 @@ def load_policy(path: str | Path) -> Policy:
     """Read a policy; anything that does not fit this version's network and features is a DataError."""
     stored = _read(Path(path))
     about = _about(stored, str(path))
-    expected: dict[str, tuple[int, ...]] = {"mean": (NUM_FEATURES,), "std": (NUM_FEATURES,), **shapes(about["hidden"])}
+    weights = shapes(about["hidden"], "gru.weight_ih" in stored)
+    expected: dict[str, tuple[int, ...]] = {"mean": (NUM_FEATURES,), "std": (NUM_FEATURES,), **weights}
     if set(stored) != {"about", *expected}:
         odd = ", ".join(sorted(set(stored) ^ {"about", *expected}))
         raise DataError(f"arrays missing or unknown: {odd}.", where=str(path), fix="Export the policy again.")
@@ -104,7 +113,7 @@ def load_policy(path: str | Path) -> Policy:
             raise DataError(f"{name} is not a finite array of shape {shape}.", where=str(path))
     if not (stored["std"] > 0).all():
         raise DataError("std must be above 0.", where=str(path))
-    arrays = {name: stored[name].astype(np.float32) for name in shapes(about["hidden"])}
+    arrays = {name: stored[name].astype(np.float32) for name in weights}
     return Policy(arrays, stored["mean"], stored["std"], about["lengths"], about["made"])
 
 
@@ -163,9 +172,14 @@ def shipped_policy(lengths: str) -> Policy:
 
 
 def packed(policy: Policy) -> Floats:
-    """The policy as one row of numbers, as the compiled router reads it: hidden width, queue depth, normaliser, then
-    per layer the weights [in, out] and the biases."""
-    parts = [np.array([policy.hidden, policy.queue_depth]), policy.mean, policy.std]
+    """The policy as one row of numbers, as the compiled router reads it: hidden width, queue depth, whether it is
+    recurrent, normaliser, then per layer the weights [in, out] and the biases; of a GRU the same, then its memory,
+    which is empty."""
+    parts = [np.array([policy.hidden, policy.queue_depth, policy.recurrent]), policy.mean, policy.std]
     for layer in LAYERS:
         parts += [policy.arrays[f"{layer}.weight"].T.ravel(), policy.arrays[f"{layer}.bias"]]
+    if policy.recurrent:
+        for side in ("ih", "hh"):
+            parts += [policy.arrays[f"gru.weight_{side}"].T.ravel(), policy.arrays[f"gru.bias_{side}"]]
+        parts.append(np.zeros(policy.hidden))
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
