@@ -159,3 +159,21 @@ def test_causes_have_one_name_everywhere(tmp_path: Path) -> None:
     assert text.SHARES[1:] == CAUSES and tuple(text._IDLE) == CAUSES[1:]
     told = (Path(__file__).parents[2] / "docs" / "posttrain.md").read_text(encoding="utf-8")
     assert all(f"**{cause}**" in told for cause in CAUSES[1:])
+
+
+@pytest.mark.slow
+def test_the_documented_decisions_are_those_that_are_made(cli, tmp_path: Path) -> None:
+    """docs/posttrain.md explains every answer of the example; the moments, reasons and answers are the recorded ones."""
+    root = Path(__file__).parents[2]
+    cli("posttrain", "run", str(root / "examples/posttrain/elastic.yaml"), "--out", str(tmp_path / "run"), "--record")
+    lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
+    made = [one for one in map(json.loads, lines) if one["actions"]]
+    section = (root / "docs/posttrain.md").read_text().split("## A step, decision by decision")[1].split("\n## ")[0]
+    told = [row.split("|")[1:6] for row in section.splitlines() if row.startswith("| ") and " s |" in row]
+    assert f"Of {len(lines)} lines {['no', 'one', 'two', 'three', 'four', 'five'][len(made)]} have an answer" in section
+    for row, one in zip(told, made, strict=True):
+        snapshot = one["snapshot"]
+        assert row[0].strip() == f"{snapshot['time_s']:.1f} s" and f"`{snapshot['point']}`" in row[1]
+        assert all(f"`{action['kind']}`" in row[3] for action in one["actions"])
+        if snapshot["sequences_unfinished"]:
+            assert f"{snapshot['sequences_unfinished']:,}" in row[2] and str(snapshot["groups_ready"]) in row[2]
