@@ -163,7 +163,7 @@ def test_causes_have_one_name_everywhere(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_documented_decisions_are_those_that_are_made(cli, tmp_path: Path) -> None:
-    """docs/posttrain.md explains every answer of the example; the moments, reasons and answers are the recorded ones."""
+    """docs/posttrain.md explains every answer of the example; moments and answers are the recorded ones."""
     root = Path(__file__).parents[2]
     cli("posttrain", "run", str(root / "examples/posttrain/elastic.yaml"), "--out", str(tmp_path / "run"), "--record")
     lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()

@@ -56,6 +56,12 @@ def profiling_folder(value: Any) -> str:
     return re.split(r"/(?:compute|network|cpu_overhead)/", str(value))[0]
 
 
+@READERS.register("some")
+def some(value: Any) -> bool:
+    """Whether there is any."""
+    return whole_number(value) > 0
+
+
 @READERS.register("above_one")
 def above_one(value: Any) -> bool:
     """A degree of parallelism that a scenario only switches on."""
@@ -167,6 +173,7 @@ def finish_vidur(values: Values, given: Values) -> list[str]:
     notes = []
     if ROUTERS[values.setdefault("router", {"name": "round_robin"})["name"]].numbers is not None:
         notes.append("the router is the policy that comes with Gnomon until router.checkpoint names another.")
+        notes.append("a router that learns while it simulates: gnomon route train --online --scenario SCENARIO.yaml.")
     if values["workload"].get("arrivals", {}).get("process") == "poisson":
         notes.append("Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.")
     if not SOURCES[values["timing"].get("source", "auto")].reads_path:
