@@ -1,7 +1,7 @@
 # Every target does its own set-up in .venv; the second time it is fast.
 PYTHON ?= python3
 BIN := .venv/bin
-# Not compiled in advance: most of what is installed is never imported, and plotly alone has thousands of modules.
+# Not compiled in advance: that is a quarter of the installing, and most of what is installed is never imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 WORKERS ?= auto
 .DEFAULT_GOAL := help
