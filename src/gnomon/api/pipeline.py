@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gnomon.pipeline.sweep_config import SweepConfig
     from gnomon.pipeline.sweeps import Sweep, SweepTable
     from gnomon.report.blocks import Block
-    from gnomon.report.pipeline.timeline import View
 
 Priority = float | str
 """A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
@@ -110,20 +109,11 @@ class PipelineStep(Result):
         totals = total_times(self.run.graph, self.run.num_ranks, cells)
         return SweepTable({}, [cell_texts(cell) for cell in cells], totals)
 
-    def save(
-        self,
-        folder: str | Path,
-        *,
-        view: View = "single_channel",
-        show_throttling: bool = False,
-        show_completion_time: bool = False,
-    ) -> Path:
-        """Write step.html, step.perfetto.json, step.csv, step.json, and step.png where matplotlib is installed."""
+    def save(self, folder: str | Path, **look: Any) -> Path:
+        """Write step.html, step.perfetto.json, step.csv, step.json, and step.png where matplotlib is installed; `look`
+        as for `drawn`."""
         from gnomon.report.pipeline.files import write_step
 
-        look: dict[str, Any] = {
-            "view": view, "show_throttling": show_throttling, "show_completion_time": show_completion_time,
-        }  # fmt: skip
         with folder_written_whole(folder, ("step.*",)) as temporary:
             write_step(self.step, temporary, **look)
             write_frame(temporary / "step.csv", self.frames["tasks"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gnomon import __version__
 from gnomon.core.files import written_whole
-from gnomon.report.blocks import Block, Card, Command, Facts, Figure, Html, Line, Plot, Section, Table, cell, plots_in
+from gnomon.report.blocks import Block, Card, Command, Facts, Html, Line, Plot, Section, Table, cell, plots_in
 
 
 def write_page(
@@ -134,12 +134,3 @@ def tools_js() -> str:
 
 def _file(name: str) -> str:
     return resources.files("gnomon.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def write_time_line(
-    path: str | Path, *, title: str, cards: Mapping[str, str], figure: Figure, heading: str, causes: str
-) -> Path:
-    """A page with figures on cards, one large plot, and what there is to say about it (`causes`, as HTML)."""
-    shown = [Card(name, value) for name, value in cards.items()]
-    plot, said = Section("", [Plot("plot", lambda: figure, "tall")]), Section(heading, [Html(causes)])
-    return write_page(path, title, [*shown, plot, said])

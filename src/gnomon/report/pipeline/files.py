@@ -15,8 +15,8 @@ from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweeps import SweepTable
-from gnomon.report.blocks import split_table
-from gnomon.report.page import write_time_line
+from gnomon.report.blocks import Card, Html, Plot, Section, split_table
+from gnomon.report.page import write_page
 from gnomon.report.perfetto import Event, Lanes, counter_event, process_name, slice_event, thread_name, write_events
 from gnomon.report.pipeline.figures import CAUSES, DENSE, GAP, RANK_COLOURS, binned, cause_rows, step_cards, step_figure
 from gnomon.report.pipeline.heat_map import heat_grid
@@ -72,31 +72,12 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
 INK, FAINT = "#2B3440", "#D5DAE1"
 
 
-def write_html(
-    run: Run,
-    path: str | Path,
-    *,
-    view: View = "single_channel",
-    show_throttling: bool = False,
-    show_completion_time: bool = False,
-    memory: list[Curve] | None = None,
-) -> Path:
-    """Write the page. `memory` replaces the count of activations."""
-    figure = step_figure(
-        run,
-        view=view,
-        show_throttling=show_throttling,
-        show_completion_time=show_completion_time,
-        memory=memory,
-    )
-    return write_time_line(
-        path,
-        title=run.title,
-        cards=step_cards(run),
-        figure=figure,
-        heading="Where the time goes",
-        causes=split_table(CAUSES, cause_rows(run), "figure"),
-    )
+def write_html(run: Run, path: str | Path, **look: Any) -> Path:
+    """Write the page; `look` as `step_figure` takes it."""
+    shown = [Card(name, value) for name, value in step_cards(run).items()]
+    plot = Section("", [Plot("plot", lambda: step_figure(run, **look), "tall")])
+    causes = Section("Where the time goes", [Html(split_table(CAUSES, cause_rows(run), "figure"))])
+    return write_page(path, run.title, [*shown, plot, causes])
 
 
 def write_step(step: StepRecord, folder: Path, **look: Any) -> None:

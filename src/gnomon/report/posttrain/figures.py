@@ -8,9 +8,9 @@ from typing import Any
 from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
 from gnomon.posttrain.studies.compare import Outcome
 from gnomon.report import look
-from gnomon.report.blocks import SplitRow, split_table
+from gnomon.report.blocks import Card, Html, Plot, Section, SplitRow, split_table
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
-from gnomon.report.page import write_time_line
+from gnomon.report.page import write_page
 from gnomon.report.perfetto import Event, counter_event, process_name, slice_event, thread_name, write_events
 
 COLOURS = {
@@ -320,14 +320,10 @@ def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str,
 
 def write_html(record: RunRecord, path: str | Path) -> Path:
     """Write the page; it needs no network and no other file."""
-    return write_time_line(
-        path,
-        title=f"RL post-training: {record.policy} on {record.num_gpus} GPUs",
-        cards=run_cards(record),
-        figure=allocation_figure(record),
-        heading="Where the GPU time goes",
-        causes=split_table(CAUSES, cause_rows(record), "words"),
-    )
+    shown = [Card(name, value) for name, value in run_cards(record).items()]
+    plot = Section("", [Plot("plot", lambda: allocation_figure(record), "tall")])
+    causes = Section("Where the GPU time goes", [Html(split_table(CAUSES, cause_rows(record), "words"))])
+    return write_page(path, f"RL post-training: {record.policy} on {record.num_gpus} GPUs", [*shown, plot, causes])
 
 
 OWNER, WORK = 0, 1
