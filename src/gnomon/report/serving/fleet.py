@@ -87,24 +87,27 @@ def day_tables(run: Run) -> list[Table]:
     """The hours with their load, replicas, scaling and SLO, the worst of them named, and what each failure cost."""
     record = run.fleet
     assert record is not None
-    q, seen = run.cluster.requests, past(record, float(run.cluster.requests.finished_s.max()))
-    end_s = max(float(seen.time_s[-1]), float(q.finished_s.max()))
-    edges = np.append(np.arange(0.0, end_s, HOUR_S if end_s > 2 * HOUR_S else end_s / 12), end_s)
+    q = run.cluster.requests
+    came_s = q.arrival_s[np.isfinite(q.arrival_s)]
+    end_s = max(float(q.finished_s.max()), float(came_s.max(initial=0.0)), 1e-9)
+    seen = past(record, end_s)
+    edges = np.linspace(0.0, end_s, 13) if end_s <= 2 * HOUR_S else np.append(np.arange(0.0, end_s, HOUR_S), end_s)
     shares = slo_by_class(run, edges)
     rows: list[dict[str, Any]] = []
     for first, last in pairwise(edges):
         up = seen.counts[_during(seen.time_s, first, last), :, UP].sum(axis=1)
         new = [state for at_s, _, state in record.changes if first <= at_s < last]
-        came = int(np.count_nonzero((q.arrival_s >= first) & (q.arrival_s < last)))
+        came = int(np.count_nonzero((came_s >= first) & (came_s < last)))
         row: dict[str, Any] = {"from": units.seconds(first), "requests/s": f"{came / (last - first):.3g}",
                                "replicas up": f"{up.min()} to {up.max()}", "started": new.count(STARTING),
                                "drained": new.count(DRAINING), "failed": new.count(DOWN)}  # fmt: skip
         met = {name: share[len(rows)] for name, share in shares.items()}
-        rows.append(row | {f"SLO met, {name}": f"{share:.1%}" for name, share in met.items()})
-    worst = "" if not shares else _worst(edges, shares)
+        rows.append(row | {f"SLO met, {name}": _percent(share) for name, share in met.items()})
+    asked = {name: share for name, share in shares.items() if not np.isnan(share).all()}
+    worst = _worst(edges, asked) if asked else ""
     failures = [
         {"failure at": units.seconds(at_s), "replica": i, "requests sent again": count}
-        | {f"SLO met, {name}": f"{before:.1%} before, {after:.1%} after"
+        | {f"SLO met, {name}": f"{_percent(before)} before, {_percent(after)} after"
            for name, (before, after) in slo_by_class(run, np.array([at_s - AFTER_S, at_s, at_s + AFTER_S])).items()}
         for at_s, i, count in record.lost
         if (at_s, i, DOWN) in record.changes
@@ -116,6 +119,10 @@ def day_tables(run: Run) -> list[Table]:
 def _during(time_s: Floats, first: float, last: float) -> slice:
     """The stamps that hold between two moments."""
     return slice(max(0, int(np.searchsorted(time_s, first, side="right")) - 1), int(np.searchsorted(time_s, last)))
+
+
+def _percent(share: float) -> str:
+    return "–" if np.isnan(share) else f"{share:.1%}"
 
 
 def _worst(edges: Floats, shares: dict[str, Floats]) -> str:
