@@ -102,7 +102,7 @@ OVERLOAD = 10.0
 """Times a load that cannot be sustained: the backlog is there at once."""
 FULL = 4
 """Times as many requests as it holds at once: filling and emptying are at both ends of a run, and cancel out."""
-BASE_REQUESTS, MOST_REQUESTS = 10_000, 80_000
+BASE_REQUESTS, MOST_REQUESTS = 5000, 80_000
 """Of one lot, and of one run."""
 
 
