@@ -213,7 +213,7 @@ def test_time_series_count_every_token_and_request() -> None:
 def test_a_scenario_in_words() -> None:
     scenario = pipeline().scenario
     assert title(scenario) == "llama-3-8b on 2 x h100 (PP 2) + 2 replicas of a100-80gb"
-    assert policy_words(scenario) == "batching vllm_v1, routed by least_outstanding"
+    assert policy_words(scenario) == "engine vllm, batching vllm_v1, routed by least_outstanding"
     assert workload_words(scenario) == "400 requests of chat-1m, poisson arrivals, 20 per second"
 
 

@@ -99,7 +99,8 @@ def policy_words(scenario: Scenario) -> str:
     """How batches are formed and requests routed, in one line."""
     pools = scenario.all_pools()
     policies = list(dict.fromkeys(pool.given_batching.policy for pool in pools))
-    words = f"batching {' and '.join(policies)}"
+    engine = f"engine {scenario.engine.name}, " if scenario.engine else ""
+    words = f"{engine}batching {' and '.join(policies)}"
     num_ranks = sum(pool.num_ranks for pool in pools)
     if scenario.has_roles:
         moving = scenario.disaggregation
