@@ -23,7 +23,8 @@ class Poisson(Process):
     """Independent arrivals: exponential gaps."""
 
     process: Literal["poisson"] = "poisson"
-    """How requests arrive: poisson, gamma, fixed_interval, piecewise, diurnal, batch, closed_loop or trace."""
+    """How requests arrive: poisson, gamma, fixed_interval, piecewise, diurnal, stages, batch, closed_loop or
+    trace."""
     even: bool = False
     """Gaps are scaled so that all requests come within num_requests / rate seconds: what inference-perf calls constant
     load."""
@@ -72,6 +73,29 @@ class Diurnal(Process):
     """Coefficient of variation of the gaps before they follow the day: 1 is Poisson, above it comes in bursts."""
 
 
+class Stages(Process):
+    """Stages of load one after another: in each, exponential gaps scaled so that all its requests come within it."""
+
+    process: Literal["stages"] = "stages"
+    stages: Annotated[tuple[tuple[PositiveFloat, PositiveFloat], ...], Field(min_length=1)]
+    """[requests per second, seconds] of every stage. Figures are given for each, as for a class of users."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Requests of every stage."""
+        return [max(1, round(rate * seconds)) for rate, seconds in self.stages]
+
+    @property
+    def num_requests(self) -> int:
+        """Of all stages."""
+        return sum(self.sizes)
+
+    @property
+    def names(self) -> list[str]:
+        """What every stage is called."""
+        return [f"stage {i}: {rate:g}/s" for i, (rate, _) in enumerate(self.stages, start=1)]
+
+
 class Batch(Process):
     """Every request is there at time 0."""
 
@@ -97,7 +121,7 @@ class Recorded(Process):
 
 
 Arrivals = Annotated[
-    Poisson | Gamma | FixedInterval | Piecewise | Diurnal | Batch | ClosedLoop | Recorded,
+    Poisson | Gamma | FixedInterval | Piecewise | Diurnal | Stages | Batch | ClosedLoop | Recorded,
     Field(discriminator="process"),
 ]
 OpenLoop = Poisson | Gamma | FixedInterval | Piecewise | Diurnal
@@ -114,6 +138,16 @@ def unit_shape(arrivals: OpenLoop, num_requests: int, seed: int) -> ArrivalShape
     if isinstance(arrivals, Poisson) and arrivals.even:
         gaps = gaps * (num_requests / gaps.sum())
     return ArrivalShape(np.cumsum(gaps), 1.0, _profile(arrivals))
+
+
+def stage_times(arrivals: Stages, seed: int) -> Floats:
+    """When the requests of all stages arrive."""
+    random, begins_s, times = stream(seed, "arrivals"), 0.0, []
+    for (_, seconds), size in zip(arrivals.stages, arrivals.sizes, strict=True):
+        gaps = random.standard_exponential(size)
+        times.append(begins_s + np.cumsum(gaps) * (seconds / gaps.sum()))
+        begins_s += seconds
+    return np.concatenate(times)
 
 
 def think_times(arrivals: ClosedLoop, num_requests: int, seed: int) -> Floats:

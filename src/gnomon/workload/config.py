@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, PositiveFloat, model_validator
 from gnomon.core.config import Config, build, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.sizes import Count, CountOrNone, Requests, Tokens
-from gnomon.workload.arrivals import Arrivals, Poisson
+from gnomon.workload.arrivals import Arrivals, Poisson, Stages
 from gnomon.workload.clients import ClientConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
 from gnomon.workload.lengths import FromPreset, Lengths, SamplingConfig
@@ -146,6 +146,19 @@ class AdaptersConfig(Config):
     """How uneven they are: the k-th is asked for 1/k^zipf times as often as the first; 0: all alike."""
 
 
+class PatienceConfig(Config):
+    """Clients that give up: the engine lets go of a request that has not all its tokens then."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    give_up_after_s: PositiveFloat
+    """Seconds from sending a request to giving it up."""
+    retries: CountOrNone = 0
+    """How often the same request is sent again; each try is a request of its own in all figures."""
+    retry_after_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds from giving up to the next try."""
+
+
 MAX_CLASSES = 128
 """Each replica keeps an account for each of them."""
 
@@ -208,6 +221,10 @@ class WorkloadConfig(Config):
     """Most prompt + output tokens of a request."""
     over_long: OverLong = "reject"
     """What happens to longer ones: reject (refused and counted), truncate (prompt first), or drop (never sent)."""
+    prompts_in_turn: CountOrNone = 0
+    """So many different requests, sent in turn: the prefix cache may hold a prompt that comes again. 0: all differ."""
+    patience: PatienceConfig | None = None
+    """When clients give up, and whether they try again; without it they wait for ever."""
     sessions: SessionsConfig | None = None
     """Conversations with shared prefixes; without it every prompt is new (or as the trace says)."""
     agents: AgentsConfig | None = None
@@ -241,6 +258,8 @@ class WorkloadConfig(Config):
             full["preset"] = full.get("preset") or DEFAULT_PRESET
         if _tag(full["arrivals"], "process") in RATED and full.get("rate") is None:
             full["rate"] = DEFAULT_RATE
+        if _tag(full["arrivals"], "process") == "stages" and full.get("num_requests") is None:
+            full["num_requests"] = build(Stages, full["arrivals"]).num_requests
         if not traced and full.get("num_requests") is None:
             full["num_requests"] = DEFAULT_NUM_REQUESTS
         return full
@@ -260,16 +279,28 @@ class WorkloadConfig(Config):
             raise ValueError("sessions need drawn lengths: a trace's prompts hold their conversations already")
         if self.warmup_requests and process != "closed_loop":
             raise ValueError(f"warmup_requests are those of a closed loop; {process} arrivals have none")
-        if process in ("batch", "closed_loop") and self.rate is not None:
+        if process in ("batch", "closed_loop", "stages") and self.rate is not None:
             raise ValueError(f"{process} arrivals have no rate: leave rate out")
         if self.trace is not None and self.rate is not None and self.trace.time_scale != 1:
             raise ValueError("rate and trace.time_scale both change the speed: give one of them")
         if self.priority_shares and not sum(self.priority_shares):
             raise ValueError("priority_shares need a share above 0")
         self._check_classes()
+        self._check_sending()
         if self.agents is not None and (self.sessions is not None or process not in RATED or distribution == "trace"):
             raise ValueError("agents need arrivals of a rate and drawn lengths, and are sessions of their own")
         return self
+
+    def _check_sending(self) -> None:
+        process = self.arrivals.process
+        if isinstance(self.arrivals, Stages) and self.num_requests != self.arrivals.num_requests:
+            raise ValueError(f"the stages have {self.arrivals.num_requests:,} requests: leave num_requests out")
+        if self.prompts_in_turn and (self.sessions or self.agents or process == "trace"):
+            raise ValueError("prompts in turn are neither conversations nor agents, and arrive by a process")
+        if self.patience is not None and self.agents is not None:
+            raise ValueError("agents wait for their calls: leave patience out")
+        if self.patience is not None and self.patience.retries and process == "closed_loop":
+            raise ValueError("a user of a closed loop goes on to the next request: leave patience.retries out")
 
     def _check_classes(self) -> None:
         names = [one.name for one in self.classes]

@@ -9,10 +9,18 @@ from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
-from gnomon.workload.config import WorkloadConfig
+from gnomon.workload.config import SessionsConfig, WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
 from gnomon.workload.requests import ArrivalShape, Requests, Tokens, first_wave, limit_lengths
-from gnomon.workload.sessions import apart_by_adapter, num_sessions, with_adapters, with_agents, with_sessions
+from gnomon.workload.sessions import (
+    apart_by_adapter,
+    hash_blocks,
+    num_sessions,
+    with_adapters,
+    with_agents,
+    with_sessions,
+)
+from gnomon.workload.slo import UserClass
 from gnomon.workload.traces import first_of, read_requests, read_trace
 
 
@@ -25,11 +33,14 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     """
     trace = read_trace(config.trace, seed) if config.trace is not None else None
     count = _count(config, trace)
+    drawn = config.prompts_in_turn or count
     if trace is not None and config.lengths.distribution == "trace":
-        first = first_of(trace, count)
+        first = first_of(trace, drawn)
         requests = replace(first, arrival_s=np.zeros(len(first)), notes=())
     else:
-        requests = Requests(np.zeros(count), *_drawn_lengths(config.lengths, config, count, seed))
+        requests = Requests(np.zeros(drawn), *_drawn_lengths(config.lengths, config, drawn, seed))
+    if config.prompts_in_turn:
+        requests = _in_turn(requests, count)
     count = len(requests)
     requests = _scaled(requests, config.prompt_scale, config.output_scale)
     if len(requests.adapter):
@@ -64,9 +75,10 @@ def _count(config: WorkloadConfig, trace: Requests | None) -> int:
         if config.agents is not None:
             return num_sessions(config.agents, config.num_requests) * config.agents.calls_per_session
         return config.num_requests
-    if config.num_requests is not None and config.num_requests > len(trace):
+    name = "prompts_in_turn" if config.prompts_in_turn else "num_requests"
+    if (wanted := getattr(config, name)) is not None and wanted > len(trace):
         raise ConfigError(
-            f"the trace holds {len(trace):,} requests, fewer than num_requests = {config.num_requests:,}.",
+            f"the trace holds {len(trace):,} requests, fewer than {name} = {wanted:,}.",
             fix="Ask for fewer, or draw lengths from the file: --workload.lengths.distribution empirical.",
         )
     return config.num_requests or len(trace)
@@ -103,6 +115,17 @@ def _scaled(requests: Requests, prompt_scale: float, output_scale: float) -> Req
     )
 
 
+def _in_turn(requests: Requests, count: int) -> Requests:
+    """Requests again and again, until they are `count`; each prompt has the same blocks whenever it comes."""
+    if not len(requests.prefix_hashes):
+        which, block = np.arange(len(requests)), SessionsConfig()
+        offsets, hashes = hash_blocks(which, requests.prompt_tokens, block)
+        requests = replace(
+            requests, prefix_offsets=offsets, prefix_hashes=hashes, prefix_block_tokens=block.block_tokens
+        )
+    return requests.take(np.arange(count) % len(requests))
+
+
 def _with_warmup(requests: Requests, count: int) -> Requests:
     """Requests after `count` copies of the first request."""
     index = np.concatenate([np.zeros(count, np.int64), np.arange(len(requests))])
@@ -120,6 +143,9 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests |
     match arrivals:
         case arrival.Batch():
             return requests
+        case arrival.Stages():
+            requests = replace(requests, arrival_s=arrival.stage_times(arrivals, seed))
+            return requests if config.classes or config.priority_shares else _with_stages(requests, arrivals)
         case arrival.ClosedLoop():
             return replace(
                 requests,
@@ -136,6 +162,12 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests |
                 return _with_starts(requests, config, arrivals, seed)
             shape = arrival.unit_shape(arrivals, count, seed)
             return replace(requests, arrival_s=shape.at(config.rate), rate=config.rate, shape=shape)
+
+
+def _with_stages(requests: Requests, arrivals: arrival.Stages) -> Requests:
+    """Every stage a class of users, so that figures are given for each."""
+    stage = np.repeat(np.arange(len(arrivals.stages), dtype=np.int8), arrivals.sizes)
+    return replace(requests, user_class=stage, classes=tuple(UserClass(name, 0) for name in arrivals.names))
 
 
 def _with_starts(requests: Requests, config: WorkloadConfig, arrivals: arrival.OpenLoop, seed: int) -> Requests:

@@ -17,7 +17,7 @@ from gnomon.report.blocks import Figure
 from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, plot_layout, short, slo_line, time_lines
 from gnomon.report.serving.fleet import fleet_drawers
 from gnomon.search.load_curve import Headroom
-from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.engine.state import ABANDONED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
@@ -112,7 +112,7 @@ def rates(run: Run, start_s: float, end_s: float) -> Rates:
 
 def _served(run: Run) -> NDArray[np.bool_]:
     status = run.cluster.requests.status
-    return (status != NOT_ARRIVED) & (status != REJECTED) & (status != SHED)
+    return ~np.isin(status, (NOT_ARRIVED, REJECTED, SHED, ABANDONED))
 
 
 def _count_by(at: Floats, stamps_s: Floats) -> Floats:

@@ -27,6 +27,7 @@ from gnomon.report.serving.text import summary_blocks
 from gnomon.report.serving.trace import write_trace
 from gnomon.search.load_curve import Headroom
 from gnomon.serving.engine.state import (
+    ABANDONED,
     FINISHED,
     IN_FLIGHT,
     MOVING,
@@ -53,6 +54,7 @@ STATUS = {
     SHED: "shed",
     PARKED: "waiting",
     MOVING: "moving",
+    ABANDONED: "abandoned",
 }
 
 

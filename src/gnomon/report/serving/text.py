@@ -342,6 +342,7 @@ def _lost(summary: Summary) -> str:
         for count, words in (
             (c.rejected, "rejected"),
             (c.shed, "turned away"),
+            (c.abandoned, "given up"),
             (c.too_long, "too long"),
             (c.unfinished, "unfinished"),
             (c.not_arrived, "not arrived"),

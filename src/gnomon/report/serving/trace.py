@@ -15,7 +15,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text, written_whole
 from gnomon.report.perfetto import Event, Lanes, microseconds, process_name, slice_event, thread_name
-from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.engine.state import ABANDONED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.tiers import SOURCES
 from gnomon.serving.results.latency_breakdown import NAMES, accounts
@@ -87,6 +87,7 @@ def _stamps(run: Run, chunks: pl.DataFrame) -> list[tuple[str, np.ndarray, np.nd
         ("first_token", q.first_token_s >= 0, q.first_token_s, q.replica),
         ("finished", (q.status == FINISHED) & (q.finished_s >= 0), q.finished_s, q.replica),
         ("rejected", (q.status == REJECTED) & (q.finished_s >= 0), q.finished_s, q.replica),
+        ("abandoned", q.status == ABANDONED, q.finished_s, q.replica),
         ("preempted", q.preempted_at_s >= 0, q.preempted_at_s, q.replica),  # and not scheduled again until the end
     ]
 

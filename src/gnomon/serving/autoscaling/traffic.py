@@ -11,10 +11,9 @@ from gnomon.serving.autoscaling.evacuation import evacuate, redirect, requests_o
 from gnomon.serving.autoscaling.replicas import DOWN, OFF, Replicas
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, schedule_all
 from gnomon.serving.engine.context import Environment, Fleet
-from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, NUM_PARKED, NUM_STATUS, PARKED, REJECTED, SHED, Cluster
+from gnomon.serving.engine.state import ENDED, NOT_ARRIVED, NUM_PARKED, NUM_STATUS, PARKED, Cluster
 from gnomon.serving.scenario.autoscaling import FailureConfig
 
-ENDED = (FINISHED, REJECTED, SHED)
 IS_ENDED = np.isin(np.arange(NUM_STATUS), ENDED)
 
 

@@ -223,7 +223,7 @@ def _serve(fleet: Fleet, engine: Engine, env: Environment, log: Log, last: int) 
                 schedule(calendar, now + latency_s(cluster, env.tiers, link), KV_LOADED, request_id)
         elif event_s <= arrival_s:
             _handle_event(fleet, engine, env, log)
-        elif env.follower_first.size > 0 and is_before_router(env.front):
+        elif book.end_open < cluster.requests.size and is_before_router(env.front):
             enter_front_end(cluster, env, book.num_sent, now)  # Those that others set off come between.
             book.num_sent += 1
         else:

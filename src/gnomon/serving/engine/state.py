@@ -26,8 +26,9 @@ BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED, NUM_SHED = range(6)
 NO_LIMIT = 1 << 62
 
 # Life of a request.
-NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING = range(9)
-NUM_STATUS = 9
+NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING, ABANDONED = range(10)
+NUM_STATUS = 10
+ENDED = (FINISHED, REJECTED, SHED, ABANDONED)  # abandoned by clients that gave up, as is said after the run
 
 # Columns of `Cluster.classes`: what is known of a class of users.
 WEIGHT, PRIORITY = range(2)

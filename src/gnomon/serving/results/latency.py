@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.serving.engine.state import FINISHED, REJECTED, SHED
+from gnomon.serving.engine.state import ABANDONED, FINISHED, REJECTED, SHED
 from gnomon.serving.run.simulate import Run
 from gnomon.workload.slo import SloConfig
 
@@ -47,7 +47,7 @@ class RequestTimes:
         return np.subtract(q[stamp], q.arrival_s, out=np.full(q.size, np.nan), where=known)
 
     def _reached(self, stamp: str) -> Any:
-        return (self.status != REJECTED) & (self.status != SHED) & (self.records[stamp] >= 0)
+        return ~np.isin(self.status, (REJECTED, SHED, ABANDONED)) & (self.records[stamp] >= 0)
 
     @property
     def scheduling_delay_s(self) -> Floats:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.engine.state import ABANDONED, ENDED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.features.adapters import adapter_figures
 from gnomon.serving.results.class_metrics import class_summaries
 from gnomon.serving.results.energy import Energy, energy_of, joules
@@ -60,7 +60,7 @@ def summarize(run: Run) -> Summary:
 def _span(run: Run, status: Any) -> tuple[float, float]:
     """The first arrival and the last end; the time limit where it cut something off."""
     q = run.cluster.requests
-    ended = q.finished_s[(status == FINISHED) | (status == REJECTED) | (status == SHED)]
+    ended = q.finished_s[np.isin(status, ENDED)]
     start = float(q.arrival_s.min())
     cut = run.scenario.time_limit_s is not None and ended.size < q.size
     if cut:
@@ -74,13 +74,13 @@ def _span(run: Run, status: Any) -> tuple[float, float]:
 
 def _counts(run: Run, status: Any) -> Counts:
     q = run.cluster.requests
-    finished, rejected, shed, not_arrived = (
-        int(np.count_nonzero(status == s)) for s in (FINISHED, REJECTED, SHED, NOT_ARRIVED)
-    )
+    became = {"finished": FINISHED, "rejected": REJECTED, "shed": SHED, "abandoned": ABANDONED}
+    known = {name: int(np.count_nonzero(status == code)) for name, code in became.items()}
+    not_arrived = int(np.count_nonzero(status == NOT_ARRIVED))
     return Counts(
-        offered=q.size + run.requests.num_rejected, finished=finished, rejected=rejected, shed=shed,
-        too_long=run.requests.num_rejected, unfinished=q.size - finished - rejected - shed - not_arrived,
-        not_arrived=not_arrived, preempted=int(np.count_nonzero(q.num_preemptions)),
+        **known, offered=q.size + run.requests.num_rejected, too_long=run.requests.num_rejected,
+        unfinished=q.size - sum(known.values()) - not_arrived, not_arrived=not_arrived,
+        preempted=int(np.count_nonzero(q.num_preemptions)),
         preemptions=int(run.cluster.replicas.num_preemptions.sum()),
     )  # fmt: skip
 

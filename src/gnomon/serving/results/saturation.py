@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.serving.engine.state import REJECTED, SHED
+from gnomon.serving.engine.state import ABANDONED, REJECTED, SHED
 
 MIN_REQUESTS = 100
 """Fewer say nothing about a trend."""
@@ -55,7 +55,7 @@ def saturation(requests: Any, arrived: int) -> Saturation | None:
 
 def _waiting_at_arrivals(requests: Any, first: int) -> Floats:
     """How many requests wait for their first batch right after each arrival from `first` on."""
-    refused = (requests.status == REJECTED) | (requests.status == SHED)
+    refused = np.isin(requests.status, (REJECTED, SHED, ABANDONED))
     started = (requests.scheduled_s >= 0.0) & ~refused
     left_s = np.full(requests.size, np.inf)
     np.copyto(left_s, requests.scheduled_s, where=started)

@@ -27,6 +27,8 @@ class Counts:
     """Refused by a replica: they can never be admitted."""
     shed: int
     """Turned away by admission control."""
+    abandoned: int
+    """Given up by their clients."""
     too_long: int
     """Refused on arrival: longer than the model or the scenario allows."""
     unfinished: int
@@ -156,7 +158,7 @@ def check_summary(summary: Summary) -> None:
     warned of instead.
     """
     counts, use, slo = summary.requests, summary.utilization, summary.slo
-    ended = counts.finished + counts.rejected + counts.shed + counts.too_long + counts.unfinished + counts.not_arrived
+    ended = sum(value for name, value in vars(counts).items() if name not in ("offered", "preempted", "preemptions"))
     assert ended == counts.offered, f"{ended} requests of {counts.offered}"
     shares = [
         (name, getattr(one, name)) for one in (use, *(r.utilization for r in summary.replicas)) for name in _SHARES

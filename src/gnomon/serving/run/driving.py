@@ -15,6 +15,7 @@ from gnomon.serving.engine.context import Engine, Environment, Fleet, Router
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.state import BUDGET
+from gnomon.serving.run.patience import Patience
 
 PLAIN_COST = 100
 """What an answer in plain Python takes, in iterations of the engine: after many of them the guard has its turn."""
@@ -31,6 +32,8 @@ class OpenCluster:
     guard: Guard
     manager: Manager | None
     """Of a fleet that changes."""
+    patience: Patience | None
+    """Of clients that give up."""
     route: Router | None
     """The router, where it is plain Python."""
 
@@ -41,7 +44,7 @@ class OpenCluster:
     @cached_property
     def _drive(self) -> Callable[[int], None]:
         made = (self.fleet, self.engine, self.env, self.log, self.manager)
-        return partial(_drive, self._go_on, *made, route=self.route)
+        return partial(_drive, self._go_on, *made, patience=self.patience, route=self.route)
 
     @cached_property
     def _go_on(self) -> Callable[..., None]:
@@ -55,13 +58,15 @@ class OpenCluster:
 
 def _drive(
     go_on: Callable[..., None], fleet: Fleet, engine: Engine, env: Environment, log: Log, manager: Manager | None,
-    last: int, *, route: Router | None,
+    last: int, *, patience: Patience | None, route: Router | None,
 ) -> None:  # fmt: skip
     """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
-    to the replicas of a fleet."""
+    to the replicas of a fleet and to clients that give up."""
     cluster, book = fleet.cluster, env.calendar.book[0]
     while True:
-        if book.wants == AN_EVENT:
+        if book.wants == AN_EVENT and patience is not None:  # Never beside a manager, whose kinds are others.
+            patience.handle(float(book.time_s))
+        elif book.wants == AN_EVENT:
             assert manager is not None
             manager.handle()
         elif book.wants == A_REPLICA:

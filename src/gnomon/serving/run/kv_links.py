@@ -79,6 +79,8 @@ def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int
         events += total
     if scenario.tool_cache.is_used:
         events += 3 * total  # A call's KV is let go at its time or when the next one has arrived, and expires.
+    if scenario.workload.patience is not None:
+        events += 2 * total + 1  # Further tries, blocks that are freed, and the next deadline.
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     return events

@@ -39,6 +39,7 @@ from gnomon.serving.run.build import Recording, build_cluster, open_adapters, wi
 from gnomon.serving.run.compilation import BackgroundCompilation, callable_router, engine_of
 from gnomon.serving.run.driving import OpenCluster
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
+from gnomon.serving.run.patience import Patience, with_tries
 from gnomon.serving.run.warmup import begin_measuring, without_warmup
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import foreign
@@ -111,6 +112,13 @@ def run(
     if not len(offered):
         fix = "Shorter lengths, a model with a longer context, or --workload.over-long truncate would serve some."
         raise ConfigError(f"there is no request to serve. {' '.join(offered.notes)}", where="workload", fix=fix)
+    count, patience = len(offered), scenario.workload.patience
+    if patience is not None:
+        if scenario.fleet is not None or len(offered.parents):
+            who = "fleet" if scenario.fleet is not None else "trace"
+            raise ConfigError(f"clients that give up are not simulated with a {who}.", where="workload.patience",
+                              fix=f"Leave patience out, or the {who}.")  # fmt: skip
+        offered = with_tries(offered, patience)
     times = no_times(pools) if recording else bake(scenario.model, pools, offered)
     if scenario.timing.host is not None:
         times = replace(times, tables=times.tables._replace(host_pace=scenario.timing.host.paces(scenario.seed)))
@@ -122,8 +130,12 @@ def run(
     log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
         opened = open_cluster(scenario, pools, offered, cluster, times.tables, log, forced_replicas, on_progress)
+        if patience is not None:
+            opened = replace(opened, patience=Patience(patience, cluster, opened.env, count))
         before = _serve(opened, scenario, offered, on_progress)
     env, manager = opened.env, opened.manager
+    if opened.patience is not None:
+        cluster, offered = opened.patience.told(cluster, log, offered)
     _check_clock(cluster, offered)
     as_client_sees(scenario.front_end, cluster)
     if before is not None:
@@ -185,7 +197,7 @@ def open_cluster(
     to_decode, to_decide = (decode_spec, decide) if scenario.has_roles else (None, None)
     engine = engine_of(policies_of(pools), compiled, gate.name, to_decode, to_decide, beside)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(pools))
-    is_known = not (requests.concurrency or len(requests.parents))
+    is_known = not (requests.concurrency or len(requests.parents)) and bool(np.isfinite(requests.arrival_s).all())
     front = open_front_end(scenario.front_end, cluster, sum(pool.num_replicas for pool in pools), in_order=is_known)
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
@@ -234,7 +246,7 @@ def open_cluster(
     if beside.is_compiling:  # The loops need only know how the engine is called.
         bound(serve, fleet, engine, env, log, 0)
         engine = engine._replace(proceed=beside.proceed())
-    return OpenCluster(fleet, engine, env, log, guard, manager, route)
+    return OpenCluster(fleet, engine, env, log, guard, manager, None, route)
 
 
 def _router_inputs(
