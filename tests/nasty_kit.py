@@ -46,6 +46,7 @@ TINY_TUNING = (
 ONE_CELL = ("--models", "[llama-3-8b]", "--workloads", "[chat-1m]", "--policies", "[vllm_v1]")
 BASES: dict[str, tuple[str, ...]] = {
     "simulate": WORKLOAD,
+    "capacity": WORKLOAD,
     "explain": ("small.yaml", "--no-advice"),
     "compare": (*WORKLOAD, "--vary", "batching.policy=vllm_v1,sarathi"),
     "workload show": WORKLOAD,
