@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.serving.engine.state import FINISHED, SHED
 from gnomon.serving.results.metrics import summarize
@@ -70,3 +71,10 @@ def test_impossible_agents_are_refused() -> None:
         scenario(workload=workload() | {"sessions": {}})
     with pytest.raises(ConfigError, match="8 calls"):
         run(scenario(workload=workload() | {"num_requests": 5}))
+
+
+def test_calls_that_make_no_whole_session_are_said_to_be_left_out() -> None:
+    """60 calls in sessions of 8: 56 are sent."""
+    found = generate(build(WorkloadConfig, {"agents": {}, "num_requests": 60}), 0)
+    assert len(found) == 56
+    assert found.notes == ("A session has 8 calls: 56 of 60 make whole sessions, and are sent.",)
