@@ -220,6 +220,17 @@ def test_allocation_follows_the_placement(tab: Tab) -> None:
     assert "GPU" in tab.text("posttrain-rollout-error")  # Two components on one.
 
 
+def test_a_plan_of_post_training_has_its_modes_and_commands(tab: Tab) -> None:
+    tab.open("/posttrain?question=plan&lag=0&prompts=16&mean=800")
+    tab.page.click("#posttrain-run")
+    wait_for_job(tab, "posttrain")
+    rows = tab.text("posttrain-rows")
+    assert "colocated" in rows and "disaggregated" in rows and "asynchronous" not in rows  # No lag is allowed.
+    assert "data.train_batch_size=16" in rows or "trainer.nnodes" in rows
+    assert {one["name"] for one in tab.traces("posttrain-compared")} == {"colocated", "disaggregated"}
+    assert tab.text("posttrain-stale") == ""
+
+
 def test_policies_side_by_side(tab: Tab) -> None:
     tab.open("/posttrain?policies=disaggregated,elastic&prompts=16&mean=800&policy=payback")
     tab.page.click("#posttrain-run")
