@@ -15,7 +15,7 @@ import numpy as np
 
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.posttrain.costs.training import Costs, check_actor_memory
-from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.config import PolicyConfig, Posttrain
 from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.rollout import check_memory
@@ -98,6 +98,7 @@ def plan(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Planned]:
     """Every plan that runs, the best first; `config` gives model, algorithm, lengths and GPUs, not a placement."""
+    config = config.model_copy(update={"policy": PolicyConfig()})  # That of the mode, whatever the file says.
     if config.algorithm.recompute_logprobs:  # Nobody but the actor has weights to compute them with.
         config = _with(config, "algorithm", recompute_logprobs=False, actor_passes=config.algorithm.actor_passes + 1)
     chosen = [(mode, one) for layout in _layouts(config) for mode, one in _modes(layout, max_lag) if _is_valid(one)]
