@@ -92,7 +92,11 @@ def test_whole_prompts_of_own_policies_are_timed_whatever_their_length(tmp_path:
     own = tmp_path / "one_by_one.py"
     own.write_text(HEADER.format(name="one_at_a_time") + ONE_BY_ONE)
     offered = requests_of([0.0], [8000], [3])
-    timing = {"timing": {"source": "roofline", "table": None}, "replica": {"max_request_tokens": 9000}}
+    timing = {
+        "timing": {"source": "roofline", "table": None},
+        "replica": {"max_request_tokens": 9000},
+        "engine": "none",
+    }
     mine = run(
         scenario(batching={"policy": "one_at_a_time", "file": str(own), "max_batch_tokens": 512}, **timing),
         requests=offered,

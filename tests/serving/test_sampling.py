@@ -50,7 +50,7 @@ def test_requests_that_say_nothing_get_what_the_model_asks_for() -> None:
     assert _sampler(model="llama-3-8b", engine=old).filter == "sort"
     assert _sampler(model="gpt-oss-20b", engine=old) == SamplerConfig(is_random=True)
     assert _sampler(model="qwen3-8b", engine=old, sampling={"top_p": 1.0}).filter == "top_k"
-    assert _sampler(model="qwen3-8b") == SamplerConfig()  # Without an engine: greedy.
+    assert _sampler(model="qwen3-8b", engine="none") == SamplerConfig()  # Without an engine: greedy.
 
 
 def test_clients_that_send_greedy_say_so() -> None:

@@ -62,6 +62,7 @@ def test_an_impossible_request_blocks_its_data_parallel_rank_no_longer_than_it_t
     """Rank 0 gets a prompt of 3,000 tokens into 60 blocks of 16 and one behind it; rank 1 is busy for long."""
     setup = scenario(
         model="qwen3-30b-a3b",
+        engine="none",
         device="h100",
         replica={"data_parallel": 2, "expert_parallel": True, "num_kv_blocks": 60},
         timing={"source": "roofline", "table": None},

@@ -331,6 +331,7 @@ def test_a_pool_changes_single_keys_of_a_section() -> None:
     setup = build(
         Scenario,
         {
+            "engine": "none",
             "replica": {"memory_utilization": 0.5, "max_request_tokens": 4000},
             "batching": {"max_sequences": 32, "block_size": 32},
             "pools": [
