@@ -52,7 +52,7 @@ BUDGET_S = 12.0
 """Processor seconds of the tests that a mutant is shown to."""
 SLOW_S = 3.0
 """Processor seconds beyond which a single test is not for mutants."""
-LIBRARIES = ("numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
+LIBRARIES = ("click.testing", "hypothesis", "numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
 """Imported once, for all children."""
 
 
@@ -213,7 +213,7 @@ def _child(sources: Path, tests: tuple[str, ...], watcher: Watcher | None, mutan
 def import_all(sources: Path) -> None:
     """The modules of the copy that mutants are in or that they use, so that children need not import them."""
     sys.path.insert(0, str(sources.parent))
-    for wing in ("core", "catalog", "timing", "workload", "serving", "search", "pipeline"):
+    for wing in ("core", "catalog", "timing", "workload", "serving", "search", "pipeline", "report", "api"):
         for path in sorted((sources / wing).rglob("*.py")):
             name = ".".join(path.relative_to(sources.parent).with_suffix("").parts).removesuffix(".__init__")
             with suppress(ImportError):  # Extras that are not installed.

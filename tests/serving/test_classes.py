@@ -273,3 +273,18 @@ def test_a_class_without_targets_of_its_own_has_those_of_the_scenario() -> None:
     done = run(scenario(slo={"e2e_s": 1e6}, workload={"classes": [{"name": "a"}, {"name": "b"}]}))
     assert all(one.slo is not None and one.slo.e2e_s == 1e6 for one in summarize(done).classes)
     assert not SloConfig().is_given
+
+
+@pytest.mark.parametrize("policy", ["vtc", "drr", "dlpm"])
+def test_a_class_pays_for_prompts_that_a_replica_which_came_back_computes_again(policy: str) -> None:
+    """All six requests of 50 prompt tokens run when it fails: it comes back with empty accounts, and computes them."""
+    events = [{"at_s": 0.1, "what": "fail", "replica": 0}, {"at_s": 0.5, "what": "repair", "replica": 0}]
+    cold_start = {"weights_s": 0.25, "compile_s": 0.0, "warmup_s": 0.0}
+    fleet = {"controller": {"interval_s": 1000.0}, "events": events, "cold_start": cold_start}
+    lengths = {"distribution": "fixed", "prompt": 50, "output": 40}
+    classes = [{"name": "a"}, {"name": "b"}]
+    workload = {"num_requests": 6, "arrivals": {"process": "batch"}, "lengths": lengths, "classes": classes}
+    failures = {"detect_s": 0.1, "keeps_tokens": False}
+    done = run(scenario(batching={"policy": policy}, workload=workload, fleet={**fleet, "failures": failures}))
+    assert done.cluster.requests.num_restarts.tolist() == [1] * 6
+    assert done.cluster.service[0, :, PROMPT_TOKENS].sum() == 300.0

@@ -3,6 +3,10 @@ shelves and lines."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +65,12 @@ from gnomon.serving.features.adapters import (
     take_adapter,
     wait_in_line,
 )
-from gnomon.serving.features.front_end import leaves_front_end, leaves_replica_front_end, open_front_end
+from gnomon.serving.features.front_end import (
+    forget_front_end,
+    leaves_front_end,
+    leaves_replica_front_end,
+    open_front_end,
+)
 from gnomon.serving.features.tiers import BlockSet, new_tiers, num_slots, put
 from gnomon.serving.features.transfers import new_transfers
 from gnomon.serving.scenario.autoscaling import ControllerConfig, FailureConfig
@@ -71,6 +80,15 @@ from serving_kit import requests_of as offered
 from serving_kit import run, scenario
 
 plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")
+
+
+@pytest.mark.skipif(not jit.ENABLED, reason="this is the child")
+def test_helpers_in_plain_python() -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, "-k", "helper"]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "GNOMON_JIT": "0", "PYTHONPATH": paths}
+    ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-3000:]
 
 
 class Bag(SimpleNamespace):
@@ -333,7 +351,7 @@ def test_a_replica_that_starts_for_more_than_a_day_is_refused(seconds: float, is
 
 @plain
 @pytest.mark.parametrize("answer", [-1, 0, 2, 3, 4])
-def test_the_engine_stops_at_a_replica_that_is_not_there(answer: int) -> None:
+def test_helper_stops_at_a_replica_that_is_not_there(answer: int) -> None:
     """Of three; a router answers with 1 + the replica."""
     cluster = arrays(1)
     fleet: Any = Bag(cluster=cluster)
@@ -344,7 +362,7 @@ def test_the_engine_stops_at_a_replica_that_is_not_there(answer: int) -> None:
 
 
 @plain
-def test_what_others_keep_for_lost_requests_is_taken_back() -> None:
+def test_helper_takes_back_what_others_keep_for_lost_requests() -> None:
     """The first was to be decoded in 2; the second loads KV into 1; the third waits there for its adapter; the fourth
     is where it is decoded."""
     cluster = arrays(4)
@@ -362,7 +380,33 @@ def test_what_others_keep_for_lost_requests_is_taken_back() -> None:
 
 
 @plain
-def test_kv_that_is_loaded_is_held_against_a_prefill_alone() -> None:
+def test_helper_takes_a_tier_to_be_up_but_for_its_outage() -> None:
+    tier: Any = Bag(is_there=1, down_from_s=2.0, down_to_s=4.0)
+    up = [tiers_of_kv._is_up(tier, now_s) for now_s in (1.9, 2.0, 3.9, 4.0)]
+    assert up == [True, False, False, True]
+    tier.is_there = 0
+    assert not tiers_of_kv._is_up(tier, 0.0)
+
+
+@plain
+@pytest.mark.parametrize(("processed", "expected"), [(64, [0, 1, 2]), (47, [0, 1]), (15, [])])
+def test_helper_writes_the_full_blocks_of_a_prefix(processed: int, expected: list[int]) -> None:
+    """Three blocks of 16 tokens may be found again, of those that are computed."""
+    cluster, tiers, written = arrays(2, replicas=1), new_tiers(1, 2, 8, 4), list[int]()
+    cluster.requests.prefix_count, cluster.requests.processed = 3, processed
+    cluster.replicas.block_size, cluster.replicas.blocks_per_hash = 16, 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers_of_kv, "_write", lambda tiers, r, count, key, now_s: written.append(key))
+        patch.setattr(tiers_of_kv.prefix_cache, "key_of", lambda replica, r, position: position)
+        tiers_of_kv.write_prefix(cluster, tiers, 0, 1, 1.0)
+        assert written == expected
+        cluster.requests.prefix_count = 0
+        tiers_of_kv.write_prefix(cluster, tiers, 0, 1, 1.0)
+        assert written == expected, "nobody shares it"
+
+
+@plain
+def test_helper_holds_a_load_against_a_prefill_alone() -> None:
     """500 tokens in chunks of 200, 1 ms a token, 0.5 s a sequence: 0.7 s for each 200."""
     cluster = arrays(1, replicas=1)
     cluster.replicas.max_batch_tokens, cluster.replicas.num_stages, cluster.replicas.row = 200, 1, 0
@@ -555,3 +599,6 @@ def test_front_ends_of_replicas_do_not_share_workers() -> None:
     front = open_front_end(FrontEndConfig(per_request_s=1.0, workers=2, per_replica=True), cluster, 3, in_order=False)
     passed = [leaves_replica_front_end(front, group, 0.0, 0) for group in (1, 1, 1, 2, 0, 1)]
     assert passed == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
+    forget_front_end(front, 1)
+    passed = [leaves_replica_front_end(front, group, 0.0, 0) for group in (1, 1, 1, 2, 2, 0)]
+    assert passed == [1.0, 1.0, 2.0, 1.0, 2.0, 1.0], "of the others nothing is forgotten"

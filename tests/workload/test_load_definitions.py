@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from gnomon.convert.load_definitions import convert_load, guidellm, inference_perf
+from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.workload import generate
-from gnomon.workload.config import TraceConfig
+from gnomon.workload.config import TraceConfig, WorkloadConfig
 from gnomon.workload.traces import read_trace
 
 RANDOM = """
@@ -224,3 +225,52 @@ def test_broken_client_pools(pool, file, text, where):
     with pytest.raises(GnomonError) as raised:
         read_trace(TraceConfig(file=str(pool)))
     assert where in str(raised.value)
+
+
+BELLS = {"distribution": "normal", "prompt": [256.0, 40.0, 16, 600], "output": [128.0, 0.0, 128, 128]}
+CHAT = {"turns": 3, "shared_prefix_tokens": 64, "num_shared_prefixes": 2, "num_active": 10}
+
+
+@pytest.mark.parametrize(
+    ("tool", "given"),
+    [
+        ("guidellm", {"arrivals": "poisson", "rate": 2.5, "num_requests": 40, "lengths": BELLS}),
+        ("guidellm", {"arrivals": "fixed_interval", "rate": 3.0, "num_requests": 40, "lengths": BELLS}),
+        ("guidellm", {"arrivals": {"process": "closed_loop", "concurrency": 10}, "num_requests": 50, "lengths": BELLS,
+                      "sessions": CHAT}),
+        ("guidellm", {"arrivals": "batch", "num_requests": 50, "lengths": BELLS}),
+        ("inference-perf", {"arrivals": "poisson", "rate": 2.5, "num_requests": 40, "lengths": BELLS}),
+        ("inference-perf", {"arrivals": {"process": "poisson", "even": True}, "rate": 7.0, "num_requests": 33,
+                            "lengths": {"distribution": "fixed", "prompt": 90, "output": 12}}),
+        ("inference-perf", {"arrivals": {"process": "piecewise", "pieces": [[30, 1], [10, 3]]}, "rate": 1.5,
+                            "num_requests": 60, "lengths": BELLS}),
+        ("inference-perf", {"arrivals": {"process": "closed_loop", "concurrency": 4}, "num_requests": 30,
+                            "lengths": BELLS, "sessions": CHAT}),
+    ],
+)  # fmt: skip
+def test_a_load_reads_back_as_it_was_written(tool, given, cli, tmp_path):
+    (tmp_path / "scenario.json").write_text(json.dumps({"workload": given}))
+    cli("workload", "export", str(tmp_path / "scenario.json"), "--as", tool, "--out", str(tmp_path / "load.yaml"))
+    back = build(WorkloadConfig, convert_load(tool, str(tmp_path / "load.yaml")).values["workload"])
+    one, other = generate(build(WorkloadConfig, given), 3), generate(back, 3)
+    assert (one.arrival_s == other.arrival_s).all() and (one.prefix_hashes == other.prefix_hashes).all()
+    assert (one.prompt_tokens.mean(), one.output_tokens.mean()) == pytest.approx(
+        (other.prompt_tokens.mean(), other.output_tokens.mean()), rel=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("tool", "given", "told"),
+    [
+        ("guidellm", {"lengths": {"distribution": "lognormal", "prompt": [200, 0.5], "output": [100, 0.5]}},
+         "lognormal"),
+        ("guidellm", {"arrivals": {"process": "gamma", "cv": 2}, "rate": 2, "lengths": BELLS}, "workload.arrivals"),
+        ("inference-perf", {"arrivals": "poisson", "rate": 2, "lengths": BELLS, "sessions": CHAT}, "workload.sessions"),
+        ("inference-perf", {"rate": 2, "lengths": BELLS, "prompt_scale": 2.0}, "workload.prompt_scale"),
+    ],
+)  # fmt: skip
+def test_what_a_load_definition_cannot_say_is_named(tool, given, told, cli, tmp_path):
+    (tmp_path / "scenario.json").write_text(json.dumps({"workload": given}))
+    words = ("workload", "export", str(tmp_path / "scenario.json"), "--as", tool, "--out", str(tmp_path / "load.yaml"))
+    assert told in cli(*words, code=2).output
+    assert not (tmp_path / "load.yaml").exists()

@@ -361,6 +361,8 @@ def test_turns_and_waits_are_told():
     config = WorkloadConfig(num_requests=400, agents={"calls": 4, "tool_s": 1.5})
     summary = describe(generate(config, 0))
     assert summary["turns"] == 4 and summary["wait_s"] == pytest.approx(1.5, rel=0.2)
+    tools = {row[""]: row for row in summary["percentiles"]}["tool or user (s)"]
+    assert tools["mean"] == summary["wait_s"] and tools["p50"] < tools["mean"] < tools["p99"]
     assert describe(generate(WorkloadConfig(num_requests=40), 0))["turns"] is None
 
 

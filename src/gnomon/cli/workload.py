@@ -85,17 +85,26 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
 @scenario_argument
 @config_options(WorkloadOf)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write: .csv or .parquet.")
-def export(scenario: str | None, overrides: dict[str, Any], out: Path) -> None:
-    """Write the requests to a file: the same seed gives the same bytes, and `--workload.trace.file` reads it back.
+@click.option("--as", "tool", type=click.Choice(["guidellm", "inference-perf"]), help="Its load definition, as YAML.")
+def export(scenario: str | None, overrides: dict[str, Any], out: Path, tool: str | None) -> None:
+    """Write the requests to a file: the same seed gives the same bytes, and `--workload.trace.file` reads it back. Or
+    write how a benchmark client would draw them (`--as`), which `gnomon convert` reads back.
 
     \b
     Example:
       gnomon workload export --workload.preset chat-1m --workload.num-requests 1000 --out requests.csv
+      gnomon workload export scenario.yaml --as guidellm --out load.yaml
     """
+    from gnomon.convert.load_definitions import written_load
+    from gnomon.core.files import write_text
     from gnomon.workload.describe import export as write
     from gnomon.workload.generate import generate
 
     chosen = load(WorkloadOf, scenario, overrides)
+    if tool is not None:
+        write_text(out, written_load(tool, chosen.workload))
+        click.echo(f"Wrote the load of {tool} to {out}")
+        return
     requests = generate(chosen.workload, chosen.seed)
     write(requests, out)
     for note in requests.notes:
@@ -215,7 +224,7 @@ def _sentence(summary: dict[str, Any]) -> str:
     if summary["turns"]:
         parts.append(f"{summary['turns']:.3g} requests each")
     if summary["wait_s"] is not None:
-        parts.append(f"{summary['wait_s']:.3g} s from an answer to what waits for it")
+        parts.append(f"a tool or a user takes {summary['wait_s']:.3g} s between an answer and the next request")
     if summary["reusable_prefix_share"]:
         parts.append(f"{summary['reusable_prefix_share']:.1%} of prompt tokens were sent before")
     return "; ".join(parts) + "."

@@ -9,9 +9,12 @@ import yaml
 
 from gnomon import catalog
 from gnomon.convert.conversion import Conversion
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.core.text import parse_yaml_with_nodes, read_text
 from gnomon.serving.scenario.engine_presets import engine_names
+from gnomon.workload.config import WorkloadConfig
+from gnomon.workload.lengths import Fixed, Normal
 
 BESIDE = "how it measures, not what it sends"
 
@@ -269,6 +272,65 @@ def _above(key: str) -> list[str]:
 
 
 READERS = {"inference-perf": inference_perf, "guidellm": guidellm}
+
+
+def written_load(tool: str, workload: WorkloadConfig) -> str:
+    """A workload as `tool` defines its load, which reads back as the same one; what it cannot say is refused."""
+    lengths = workload.lengths
+    if isinstance(lengths, Fixed):
+        sides = [(float(size), 0.0, size, size) for size in (lengths.prompt, lengths.output)]
+        workload = workload.model_copy(update={"lengths": Normal(prompt=sides[0], output=sides[1])})
+    elif not isinstance(lengths, Normal):
+        raise ConfigError(
+            f"{tool} draws no {lengths.distribution} lengths.", where="workload.lengths", fix="Use normal."
+        )
+    text = yaml.safe_dump(_WRITERS[tool](workload, workload.arrivals, workload.lengths), sort_keys=False)
+    back = build(WorkloadConfig, READERS[tool](text, "what is written").values["workload"])
+    lost = [name for name in WorkloadConfig.model_fields if getattr(back, name) != getattr(workload, name)]
+    if lost:
+        raise ConfigError(f"{tool} cannot say workload.{lost[0]} as it is given.", where=f"workload.{lost[0]}")
+    return text
+
+
+def _inference_perf_text(workload: Any, arrivals: Any, lengths: Any) -> dict[str, Any]:
+    kind, rate = arrivals.process, workload.rate or 1.0
+    if kind == "closed_loop":
+        stages = [{"concurrency_level": arrivals.concurrency, "num_requests": workload.num_requests}]
+    elif kind == "piecewise":
+        stages = [{"rate": rate, "duration": duration} for duration, rate in arrivals.pieces]
+    else:
+        stages = [{"rate": rate, "duration": (workload.num_requests or 1) / rate}]
+    names = {"closed_loop": "concurrent", "poisson": "constant" if getattr(arrivals, "even", False) else "poisson"}
+    load = {"type": names.get(kind, "poisson"), "stages": stages}
+    bells = [dict(zip(("mean", "std", "min", "max"), side, strict=True)) for side in (lengths.prompt, lengths.output)]
+    if workload.sessions is None:
+        data = {"type": "random", "input_distribution": bells[0], "output_distribution": bells[1]}
+        return {"load": load, "data": data}
+    chat = workload.sessions
+    shared = {
+        "num_unique_system_prompts": chat.num_shared_prefixes, "system_prompt_len": chat.shared_prefix_tokens,
+        "num_users_per_system_prompt": chat.num_active // chat.num_shared_prefixes,
+        "question_distribution": bells[0], "output_distribution": bells[1], "enable_multi_turn_chat": chat.turns > 1,
+    }  # fmt: skip
+    return {"load": load, "data": {"type": "shared_prefix", "shared_prefix": shared}}
+
+
+def _guidellm_text(workload: Any, arrivals: Any, lengths: Any) -> dict[str, Any]:
+    kinds = {"poisson": "poisson", "fixed_interval": "constant", "closed_loop": "concurrent"}
+    profile: dict[str, Any] = {"kind": kinds.get(arrivals.process, "throughput")}
+    profile |= {"streams": arrivals.concurrency} if arrivals.process == "closed_loop" else {"rate": workload.rate}
+    data: dict[str, Any] = {"kind": "synthetic_text"}
+    for side, bell in (("prompt", lengths.prompt), ("output", lengths.output)):
+        names = (f"{side}_tokens{end}" for end in ("", "_stdev", "_min", "_max"))
+        data |= dict(zip(names, bell, strict=True))
+    if chat := workload.sessions:
+        data |= {"turns": chat.turns, "prefix_tokens": chat.shared_prefix_tokens}
+        data["prefix_count"] = chat.num_shared_prefixes
+    constraint = {"kind": "max_requests", "count": workload.num_requests}
+    return {"spec": {"profile": profile, "data": [data], "constraints": [constraint]}}
+
+
+_WRITERS = {"inference-perf": _inference_perf_text, "guidellm": _guidellm_text}
 
 
 def convert_load(tool: str, given: str) -> Conversion:

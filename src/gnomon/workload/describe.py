@@ -47,6 +47,8 @@ def percentile_rows(requests: Requests) -> list[dict[str, Any]]:
     gaps = gaps_s(requests)
     if len(gaps):
         series["gap (s)"] = gaps
+    if len(tools_s := _tools_s(requests)):
+        series["tool or user (s)"] = tools_s
     return [{"": name, **_statistics(values)} for name, values in series.items() if len(values)]
 
 
@@ -95,13 +97,18 @@ def _rates(requests: Requests, prompt: int, output: int) -> dict[str, float | No
 def _turns(requests: Requests) -> dict[str, float | None]:
     """Requests of a session, and seconds between the end of a call and those that wait for it (tools, people)."""
     if len(requests.parents):
-        waits = requests.think_s[np.diff(requests.parent_offsets) > 0]
+        waits = _tools_s(requests)
         return {
             "turns": len(requests) / max(1, requests.num_starts),
             "wait_s": float(waits.mean()) if len(waits) else None,
         }
     sessions = requests.session[requests.session >= 0]
     return {"turns": len(sessions) / len(np.unique(sessions)) if len(sessions) else None, "wait_s": None}
+
+
+def _tools_s(requests: Requests) -> Floats:
+    """Seconds of what happens between the end of a call and one that waits for it."""
+    return requests.think_s[np.diff(requests.parent_offsets) > 0] if len(requests.parents) else np.empty(0)
 
 
 def hits_by_cache_size(requests: Requests) -> list[dict[str, float]]:

@@ -82,14 +82,6 @@ def _charge(replica: Replica, r: int, processed: int) -> None:
 
 
 @inlined
-def charge_prompt(replica: Replica, r: int, tokens: int) -> None:
-    """Put the prompt of an admitted request on its class's account, the first time only."""
-    request = replica.requests[r]
-    if request.num_restarts == 0:
-        replica.service[request.user_class, PROMPT_TOKENS] += tokens
-
-
-@inlined
 def spent(replica: Replica, c: int, prompt_price: float, output_price: float) -> float:
     """What class `c` was served, at these prices of a token."""
     return prompt_price * replica.service[c, PROMPT_TOKENS] + output_price * replica.service[c, OUTPUT_TOKENS]
@@ -141,10 +133,13 @@ def settle_credit(replica: Replica, prompt_price: float, output_price: float) ->
 
 @inlined
 def admit_charged(replica: Replica, budget: int, cached_are_free: bool, reserves_prompt: bool) -> int:
-    """`admit_first`, and its class pays for the prompt, or for what of it is computed; returns its tokens, or 0."""
-    r = replica.state.first_waiting
+    """`admit_first`, and its class pays for the prompt, or for what of it is computed, unless it was pre-empted here;
+    returns its tokens, or 0."""
+    r, state = replica.state.first_waiting, replica.state
+    has_paid = state.num_waiting > 0 and replica.requests[r].preempted_at_s >= 0.0
     tokens = admit_first(replica, budget, reserves_prompt)
-    if tokens > 0:
+    if tokens > 0 and not has_paid:
         request = replica.requests[r]
-        charge_prompt(replica, r, request.prompt_tokens - (request.cached_tokens if cached_are_free else 0))
+        free = request.processed if cached_are_free else 0
+        replica.service[request.user_class, PROMPT_TOKENS] += request.prompt_tokens - free
     return tokens
