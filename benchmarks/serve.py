@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=150)
     given = parser.parse_args()
     for engine in (None, "vllm"):
-        served = SCENARIO if engine is None else SCENARIO | {"engine": engine}
+        served = SCENARIO | {"engine": engine}
         chosen = scenario(served, rate=8, requests=given.requests)
         requests = generate(chosen.workload, chosen.seed)
         outputs = np.minimum(requests.output_tokens, 200)

@@ -283,7 +283,7 @@ def test_a_class_pays_for_prompts_that_a_replica_which_came_back_computes_again(
     fleet = {"controller": {"interval_s": 1000.0}, "events": events, "cold_start": cold_start}
     lengths = {"distribution": "fixed", "prompt": 50, "output": 40}
     classes = [{"name": "a"}, {"name": "b"}]
-    workload = {"num_requests": 6, "arrivals": {"process": "batch"}, "lengths": lengths, "classes": classes}
+    workload = {"num_requests": 6, "rate": 1000.0, "lengths": lengths, "classes": classes}
     failures = {"detect_s": 0.1, "keeps_tokens": False}
     done = run(scenario(batching={"policy": policy}, workload=workload, fleet={**fleet, "failures": failures}))
     assert done.cluster.requests.num_restarts.tolist() == [1] * 6

@@ -262,11 +262,10 @@ def test_a_load_reads_back_as_it_was_written(tool, given, cli, tmp_path):
 @pytest.mark.parametrize(
     ("tool", "given", "told"),
     [
-        ("guidellm", {"lengths": {"distribution": "lognormal", "prompt": [200, 0.5], "output": [100, 0.5]}},
-         "lognormal"),
-        ("guidellm", {"arrivals": {"process": "gamma", "cv": 2}, "rate": 2, "lengths": BELLS}, "workload.arrivals"),
-        ("inference-perf", {"arrivals": "poisson", "rate": 2, "lengths": BELLS, "sessions": CHAT}, "workload.sessions"),
-        ("inference-perf", {"rate": 2, "lengths": BELLS, "prompt_scale": 2.0}, "workload.prompt_scale"),
+        ("guidellm", {"lengths": {"distribution": "uniform", "prompt": [1, 5], "output": [1, 5]}}, "uniform"),
+        ("guidellm", {"arrivals": {"process": "gamma", "cv": 2}, "rate": 2, "lengths": BELLS}, "rate and arrivals"),
+        ("inference-perf", {"arrivals": "poisson", "rate": 2, "lengths": BELLS, "sessions": CHAT}, "sessions"),
+        ("inference-perf", {"rate": 2, "lengths": BELLS, "prompt_scale": 2.0}, "prompt_scale"),
     ],
 )  # fmt: skip
 def test_what_a_load_definition_cannot_say_is_named(tool, given, told, cli, tmp_path):

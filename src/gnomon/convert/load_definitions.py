@@ -288,7 +288,7 @@ def written_load(tool: str, workload: WorkloadConfig) -> str:
     back = build(WorkloadConfig, READERS[tool](text, "what is written").values["workload"])
     lost = [name for name in WorkloadConfig.model_fields if getattr(back, name) != getattr(workload, name)]
     if lost:
-        raise ConfigError(f"{tool} cannot say workload.{lost[0]} as it is given.", where=f"workload.{lost[0]}")
+        raise ConfigError(f"{tool} cannot say {' and '.join(lost)} as given.", where="workload")
     return text
 
 
