@@ -98,7 +98,7 @@ def test_clients_that_leave_leave_nothing_behind(kind):
 @pytest.mark.parametrize("kind", ["vllm_v1", "sarathi", "short of memory", "least outstanding"])
 def test_the_next_token_is_known_while_its_batch_runs(kind):
     """Said of every token but the first and the last of each request, and never of one that does not come then."""
-    live, known = LiveCluster(scenario(SMALL, **KINDS[kind]), slots=256, room=1 << 18), 0
+    live, known = LiveCluster(scenario({**SMALL, "engine": None}, **KINDS[kind]), slots=256, room=1 << 18), 0
     ids = np.array([live.send(0.0, asked(number, 100 + 300 * number, 5 + number)) for number in range(6)])
     for _ in range(200):
         now_s, expected_s, produced = live.next_s(), live.next_tokens_s(ids), live.produced(ids)
@@ -114,7 +114,7 @@ def test_the_next_token_is_known_while_its_batch_runs(kind):
 
 @pytest.mark.parametrize("kind", ["overlapped", "stages", "speculative", "front end"])
 def test_no_token_is_foretold_that_takes_time_or_chance_to_come(kind):
-    live = LiveCluster(scenario(SMALL, **KINDS[kind]), slots=256, room=1 << 18)
+    live = LiveCluster(scenario({**SMALL, "engine": None}, **KINDS[kind]), slots=256, room=1 << 18)
     ids = np.array([live.send(0.0, asked(number, 100, 20)) for number in range(3)])
     for _ in range(12):
         live.advance(live.next_s())
