@@ -34,6 +34,7 @@ from gnomon.serving.autoscaling.replicas import (
 )
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine import contract, dispatch
+from gnomon.serving.engine.allocation import renew
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, new_calendar
 from gnomon.serving.engine.state import (
     FAULT,
@@ -148,6 +149,16 @@ def test_what_a_lost_request_goes_on_from(keeps: bool, prefill: list[int], first
     assert (q.status == NOT_ARRIVED).all() and (q.replica == NONE).all() and not q.num_blocks.any()
     assert (state.frozen, state.num_outstanding, state.free_blocks) == (1, 0, state.num_blocks)
     assert (state.num_produced, state.busy_s) == (9, 1.5), "accounts stay"
+
+
+def test_a_batch_that_is_taken_back_leaves_no_negative_time() -> None:
+    """0.1 + 0.7 is less than 0.8."""
+    cluster = arrays(1, replicas=1)
+    state = cluster.replicas[0]
+    state.num_in_flight, state.num_iterations, state.busy_s, state.flops = 1, 3, 0.1 + 0.7, 0.1 + 0.7
+    cluster.stage_end_s[0, 0, 0], cluster.flights[0, 0].flops = 0.8, 0.8
+    renew(cluster, 0)
+    assert (state.busy_s, state.flops, state.num_iterations, state.num_in_flight) == (0.0, 0.0, 2, 0)
 
 
 def _env(cluster: Cluster) -> Any:

@@ -82,12 +82,13 @@ def renew(cluster: Cluster, r: int) -> None:
     for i in range(state.num_in_flight):
         position = ring_position(cluster, r, i)
         flight = cluster.flights[r, position]
-        state.busy_s -= cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
+        busy_s = cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
+        state.busy_s = max(0.0, state.busy_s - busy_s)  # Sums of floats may come out just below.
         state.num_iterations -= 1
         state.tokens_computed -= flight.tokens
         state.num_beyond_measured -= flight.beyond_measured
         for name in ("flops", "bytes", "kv_block_s"):
-            state[name] -= flight[name]
+            state[name] = max(0.0, state[name] - flight[name])
     had_blocks = state.tracks_blocks != 0
     for name in STATE:
         state[name] = 0
