@@ -38,13 +38,13 @@ def test_what_waits_behind_a_request_that_is_given_up_takes_its_place():
 
 
 def test_one_that_waits_leaves_the_queue():
-    """The first needs ten seconds and may have them; the one behind it has not begun when its second is over."""
-    _, q = served(11.0, output=(1001, 11))
-    assert q.status.tolist() == [FINISHED, ABANDONED] or q.scheduled_s[1] <= 0.5 + 11.0
-    _, q = served(1.0, arrival_s=(0.0, 0.1, 0.2), prompt=(10, 10, 10), output=(85, 85, 5))
-    assert q.status.tolist() == [FINISHED, ABANDONED, FINISHED]
-    assert q.finished_s[1] == pytest.approx(1.1)
-    assert 1.1 <= q.scheduled_s[2] <= 1.1 + STEP_S, "the second had begun, and made room at 1.1"
+    """Three at once, 0.9 s each: the first ends in time, the second is being computed after one second and the third
+    has never begun. The one that came at 0.5 s takes their place."""
+    _, q = served(1.0, arrival_s=(0.0, 0.0, 0.0, 0.5), prompt=(10,) * 4, output=(85, 85, 85, 5))
+    assert q.status.tolist() == [FINISHED, ABANDONED, ABANDONED, FINISHED]
+    assert q.finished_s[1:3] == pytest.approx([1.0, 1.0])
+    assert q.scheduled_s[2] < 0.0 < q.scheduled_s[1]
+    assert 1.0 <= q.scheduled_s[3] <= 1.0 + STEP_S
 
 
 def test_patience_that_nobody_needs_changes_nothing():
