@@ -152,12 +152,16 @@ def test_what_a_lost_request_goes_on_from(keeps: bool, prefill: list[int], first
 
 
 def test_a_batch_that_is_taken_back_leaves_no_negative_time() -> None:
-    """0.1 + 0.7 is less than 0.8."""
+    """0.1 + 0.7 is less than 1.8 - 1.0."""
     cluster = arrays(1, replicas=1)
     state = cluster.replicas[0]
     state.num_in_flight, state.num_iterations, state.busy_s, state.flops = 1, 3, 0.1 + 0.7, 0.1 + 0.7
-    cluster.stage_end_s[0, 0, 0], cluster.flights[0, 0].flops = 0.8, 0.8
+    cluster.stage_start_s[0, 0, 0], cluster.stage_end_s[0, 0, 0], cluster.flights[0, 0].flops = 1.0, 1.8, 0.8
+    cluster.stage_free_s[0, 0] = 1.8
     renew(cluster, 0)
+    assert cluster.stage_free_s[0, 0] == 1.0, "as before it"
+    renew(cluster, 0)
+    assert cluster.stage_free_s[0, 0] == 1.0, "what it has done stays, beyond the end of the run, too"
     assert (state.busy_s, state.flops, state.num_iterations, state.num_in_flight) == (0.0, 0.0, 2, 0)
 
 

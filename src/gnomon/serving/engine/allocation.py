@@ -81,6 +81,8 @@ def renew(cluster: Cluster, r: int) -> None:
     state = cluster.replicas[r]
     for i in range(state.num_in_flight):
         position = ring_position(cluster, r, i)
+        # When it was last at work: a run may be over before that.
+        cluster.stage_free_s[r] = np.minimum(cluster.stage_free_s[r], cluster.stage_start_s[r, position])
         flight = cluster.flights[r, position]
         busy_s = cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
         state.busy_s = max(0.0, state.busy_s - busy_s)  # Sums of floats may come out just below.
@@ -94,7 +96,7 @@ def renew(cluster: Cluster, r: int) -> None:
         state[name] = 0
     make_idle(state)
     cluster.next_end_s[r] = NEVER
-    cluster.growth[r], cluster.stage_free_s[r], cluster.service[r] = 0, 0.0, 0.0
+    cluster.growth[r], cluster.service[r] = 0, 0.0
     cluster.policy_memory[r] = 0.0
     if had_blocks:
         for cache in (cluster.block_key, cluster.block_users, cluster.slot_key, cluster.slot_block):
