@@ -50,9 +50,9 @@ def loop_us(num_replicas: int, num_requests: int) -> float:
 
 
 def burst_us(num_requests: int) -> float:
-    """Microseconds per pair of requests that come at once to four replicas, each played on with those before it."""
+    """Microseconds per request of those that come at once to four replicas, each played on with those before it."""
     workload = {"arrivals": "batch", "num_requests": num_requests}
-    return _run_s({"num_replicas": 4, "router": "lookahead", "workload": workload}) / num_requests**2 * 1e6
+    return _run_s({"num_replicas": 4, "router": "lookahead", "workload": workload}) / num_requests * 1e6
 
 
 def prompt_us(tokens: int, shared: float) -> float:
@@ -94,7 +94,7 @@ def main(num_requests: int = 20_000) -> None:
         _say(router, "request and replica", REPLICAS, each)
     loop_us(64, 1000)
     _say("closed loop", "request", LOOPS, [loop_us(count, 5 * num_requests) for count in LOOPS])
-    _say("lookahead over queues", "pair of requests", BURSTS, [burst_us(count) for count in BURSTS])
+    _say("lookahead over queues", "request", BURSTS, [burst_us(count) for count in BURSTS])
     for shared in (0.0, 0.5):
         prompt_us(1000, shared)
         each = [prompt_us(tokens, shared) for tokens in PROMPTS]
