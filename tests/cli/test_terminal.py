@@ -135,10 +135,6 @@ def _bench(found: dict[str, Any]) -> Iterator[str]:
         yield from (row["workload"], f"{row['capacity_per_s']:.4g}")
 
 
-def _sweep(found: dict[str, Any]) -> Iterator[str]:
-    yield from _cells("policy", "step s", "tokens/s", "tokens/s/GPU")(found["sizes"])
-
-
 def _converted(found: dict[str, Any]) -> Iterator[str]:
     for one in found["mapped"]:
         yield one["keys"]
@@ -167,7 +163,6 @@ COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "pipeline schedules": _cells("name"),
     "check-policy examples/own/shortest_first.py": _cells("test"),
     "bench --models llama-2-7b --workloads [chat-1m] --policies [vllm_v1] --effort.max-requests 1000 --jobs 1": _bench,
-    "posttrain sweep examples/posttrain/small.yaml --nodes 1 --policies disaggregated --num-steps 1": _sweep,
     "convert vllm 'vllm serve meta-llama/Llama-3.1-8B -tp 2'": _converted,
     "verify fetch": lambda found: _cells("data set", "here")(found["sets"]),
 }

@@ -33,7 +33,7 @@ def test_a_python_file_becomes_a_bundle_that_is_used(tmp_path: Path, cli: Comman
     text = json.dumps(said)
     assert "qkv_proj" in text
     assert "no " in cli("simulate", "--timing.source", "profile", "--timing.path", str(out),
-                        "--workload.num-requests", "20", "--no-intervals").output  # fmt: skip
+                        "--workload.num-requests", "20", "--no-intervals", "--engine", "none").output  # fmt: skip
     before = (out / "journal.jsonl").read_text()
     cli(*words)  # Everything is known: nothing is timed again.
     assert (out / "journal.jsonl").read_text() == before

@@ -11,14 +11,9 @@ torch = pytest.importorskip("torch")
 
 from gnomon.core.errors import DataError, UnknownNameError  # noqa: E402
 from gnomon.routing import demos  # noqa: E402
-from gnomon.routing.clone import (  # noqa: E402
-    Scorer,
-    clone,
-    initialize,
-    load_scorer,
-    save_scorer,
-)
+from gnomon.routing.clone import clone  # noqa: E402
 from gnomon.routing.config import CloneConfig, RouteConfig  # noqa: E402
+from gnomon.routing.network import Scorer, initialize, load_scorer, save_scorer  # noqa: E402
 from gnomon.serving.routers.observation import ADDED_VS, NUM_FEATURES  # noqa: E402
 
 COUNT, REPLICAS = 1200, 4

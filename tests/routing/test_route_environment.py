@@ -159,8 +159,9 @@ def test_a_scenario_played_step_by_step_is_the_simulation(pools: list[dict[str, 
     from serving_kit import scenario
 
     base = scenario(
-        pools=pools, timing={"source": "roofline", "table": None}, workload={"rate": 30.0, "num_requests": 200}
-    )
+        pools=pools, timing={"source": "roofline", "table": None}, workload={"rate": 30.0, "num_requests": 200},
+        engine="none",
+    )  # fmt: skip
     traffic = ScenarioTraffic(base, 100)
     envs = VectorClusters(traffic, 1, horizon=100)
     envs.reset(4)

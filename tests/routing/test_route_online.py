@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from gnomon.core.config import build  # noqa: E402
 from gnomon.core.errors import ConfigError, UnknownNameError  # noqa: E402
 from gnomon.routing import online  # noqa: E402
-from gnomon.routing.clone import Scorer, initialize  # noqa: E402
 from gnomon.routing.config import RouteConfig  # noqa: E402
+from gnomon.routing.network import Scorer, initialize  # noqa: E402
 from gnomon.serving.routers.observation import NUM_FEATURES  # noqa: E402
 
 CONFIG = {"start": "nothing", "train": {"steps": 32, "minibatch": 32, "num_environments": 8},

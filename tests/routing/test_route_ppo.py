@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon.routing import ppo  # noqa: E402
-from gnomon.routing.clone import Critic, Scorer, initialize, log_probabilities  # noqa: E402
 from gnomon.routing.config import TrainConfig  # noqa: E402
+from gnomon.routing.network import Critic, Scorer, initialize, log_probabilities  # noqa: E402
 from route_kit import NUM_FEATURES, ToyClusters  # noqa: E402
 
 SMALL = TrainConfig(

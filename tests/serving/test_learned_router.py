@@ -67,7 +67,7 @@ def test_the_compiled_network_is_the_one_in_the_file(tmp_path: Path, count: int)
 def test_a_recurrent_network_remembers_as_pytorchs_does(tmp_path: Path) -> None:
     """Three decisions one after another: the memory of the compiled router is that of `GRUCell`."""
     torch = pytest.importorskip("torch")
-    from gnomon.routing.clone import load_scorer
+    from gnomon.routing.network import load_scorer
 
     path = random_policy(tmp_path / "p.npz", recurrent=True)
     scorer, numbers = load_scorer(path), packed(load_policy(path))

@@ -11,10 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from gnomon.core.config import Config, load
+from gnomon.core.config import Config, load, spelled_out
 from gnomon.core.errors import GnomonError, UnknownNameError
 from gnomon.core.files import write_text
-from gnomon.core.short_names import spelled_out
 
 if TYPE_CHECKING:
     import polars as pl

@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError, nearest
 from gnomon.core.files import write_text
+from gnomon.core.short_names import short_names
 from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
 from gnomon.core.units import duration
 
@@ -137,8 +138,6 @@ def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str,
     data: dict[str, Any] = {}
     places: dict[Path_, str] = {}
     if path is not None:
-        from gnomon.core.short_names import spelled_out
-
         data, places = _read(Path(path))
         data = _beside(data, Path(path).parent)
         for short in list(data):
@@ -395,3 +394,19 @@ def _models_within(annotation: Any) -> list[type[BaseModel]]:
         return [m for one in get_args(annotation) for m in _models_within(one)]
     members = _members(annotation)
     return submodels(annotation) if members == [annotation] else [m for one in members for m in _models_within(one)]
+
+
+@cache
+def _fields_by_short_name(model: type[BaseModel]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for leaf in fields(model):
+        for short in short_names(leaf.dotted):
+            if short not in model.model_fields:
+                found.setdefault(short, leaf.dotted)
+    return found
+
+
+def spelled_out(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the fields' own names."""
+    long = _fields_by_short_name(model)
+    return {long.get(name, name): value for name, value in given.items()}

@@ -3,14 +3,6 @@
 `gnomon simulate --gpu h100 --tp 4` and `gnomon.simulate(gpu="h100", tp=4)` say the same.
 """
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Any
-
-from pydantic import BaseModel
-
-from gnomon.core.config import fields
-
 SHORT = {
     "device": ("gpu",), "tensor_parallel": ("tp", "tensor_parallel"), "pipeline_parallel": ("pp", "pipeline_parallel"),
     "data_parallel": ("dp", "data_parallel"), "context_parallel": ("cp", "context_parallel"),
@@ -25,19 +17,3 @@ def short_names(dotted: str) -> tuple[str, ...]:
     """The short names of a field."""
     section, dot, field = dotted.rpartition(".")
     return SHORT.get(field, ()) if section + dot in ALIASED else ()
-
-
-@cache
-def _fields_by_short_name(model: type[BaseModel]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for leaf in fields(model):
-        for short in short_names(leaf.dotted):
-            if short not in model.model_fields:
-                found.setdefault(short, leaf.dotted)
-    return found
-
-
-def spelled_out(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the fields' own names."""
-    long = _fields_by_short_name(model)
-    return {long.get(name, name): value for name, value in given.items()}

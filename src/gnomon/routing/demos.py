@@ -219,11 +219,9 @@ def collect(order: Collection) -> Demos:
 def _driver(order: Collection, random: np.random.Generator) -> Callable[[VectorClusters, Any, Any], Any]:
     """Who acts."""
     if order.policy is None:
-        from gnomon.routing.demos import HeuristicTeacher
-
         heuristic = HeuristicTeacher(order.driver)
         return lambda clusters, rows, mask: heuristic.actions(clusters)
-    from gnomon.routing.clone import load_scorer
+    from gnomon.routing.network import load_scorer
 
     scorer, temperature = load_scorer(order.policy), _temperature(order)
     return lambda clusters, rows, mask: _sampled(scorer, rows, mask, temperature, random)
@@ -233,8 +231,6 @@ class _Labels:
     """The teacher of a collection: probabilities and raw costs for the decision that every cluster waits for."""
 
     def __init__(self, config: RouteConfig, driver: str) -> None:
-        from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
-
         name = driver if config.demos.teacher == OWN else config.demos.teacher
         self.sharpness = config.demos.sharpness
         self.rollout: RolloutTeacher | None = None

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.routing.clone import Scorer, log_probabilities
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.demos import HeuristicTeacher
 from gnomon.routing.environment import VectorClusters, kinds_of_traffic
+from gnomon.routing.network import Scorer, log_probabilities
 from gnomon.routing.ppo import Experience, Trainer, _tensors, advantages, merit
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA

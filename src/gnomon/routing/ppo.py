@@ -28,8 +28,8 @@ from torch.nn import functional
 
 from gnomon.core.errors import GnomonError
 from gnomon.core.streams import stream
-from gnomon.routing.clone import Critic, Scorer, initialize, log_probabilities
 from gnomon.routing.config import TrainConfig
+from gnomon.routing.network import Critic, Scorer, initialize, log_probabilities
 
 Array = NDArray[Any]
 

@@ -23,7 +23,7 @@ from gnomon.routing import demos as demonstrations
 from gnomon.routing.config import RouteConfig
 
 if TYPE_CHECKING:
-    from gnomon.routing.clone import Scorer
+    from gnomon.routing.network import Scorer
     from gnomon.routing.online import Block
     from gnomon.routing.ppo import Trainer
 
@@ -159,7 +159,7 @@ def clone_teacher(
 ) -> list[dict[str, float]]:
     """Clone the teacher from the demonstrations, then let the clone act and learn from its own mistakes (DAgger)."""
     use_torch()
-    from gnomon.routing.clone import Scorer, initialize, save_scorer
+    from gnomon.routing.network import Scorer, initialize, save_scorer
 
     found = demonstrations.read(folder.demos, config)
     scorer = Scorer(found.rows.shape[-1], config.network.hidden, config.network.recurrent)
@@ -190,8 +190,8 @@ def _cloned(
 
 def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | None = None) -> Trainer:
     """A trainer that starts from the clone, or goes on from the state of a checkpoint (and needs no clone then)."""
-    from gnomon.routing.clone import Scorer
     from gnomon.routing.environment import new_clusters
+    from gnomon.routing.network import Scorer
     from gnomon.routing.ppo import Trainer
     from gnomon.serving.routers.observation import NUM_FEATURES
 
@@ -213,7 +213,7 @@ def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | Non
 
 def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
     """The policy that training starts from: the folder's clone, one at random, or that of a file."""
-    from gnomon.routing.clone import Scorer, initialize, load_scorer
+    from gnomon.routing.network import Scorer, initialize, load_scorer
 
     if config.start == "nothing":
         rows, mask = clusters.reset(config.seed)
@@ -253,7 +253,7 @@ def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path 
     """Train from the clone, or go on from a checkpoint; returns the policy file."""
     use_torch()
     from gnomon.routing import checkpoint as checkpoints
-    from gnomon.routing.clone import save_scorer
+    from gnomon.routing.network import save_scorer
 
     state = None
     if checkpoint is not None:
@@ -276,8 +276,8 @@ def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path 
 def train_online(config: RouteConfig, folder: Folder, watch: Watcher) -> tuple[Path, list[Block]]:
     """Let a policy learn while one long simulation runs; returns its file, and what became of every block."""
     use_torch()
-    from gnomon.routing.clone import save_scorer
     from gnomon.routing.environment import new_clusters
+    from gnomon.routing.network import save_scorer
     from gnomon.routing.online import check, learn
 
     check(config)

@@ -83,7 +83,8 @@ def not_tall() -> dict[str, Any]:
 
 
 def _colour(trace: Mapping[str, Any]) -> str:
-    return str(trace["marker"]["color"] if trace["type"] == "bar" else trace.get("fillcolor") or trace["line"]["color"])
+    drawn = trace["line"] if trace["type"] != "bar" and "line" in trace else trace["marker"]
+    return str(trace.get("fillcolor") or drawn["color"])
 
 
 def legend(colours: Mapping[str, str]) -> Component:
