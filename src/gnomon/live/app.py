@@ -346,8 +346,6 @@ def server_of(app: App, drain_s: int, on_start: Callable[[], None] = lambda: Non
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    from gnomon.live.app import CONNECTION
-
     class Protocol(HttpToolsProtocol):
         def on_message_begin(self) -> None:
             super().on_message_begin()
