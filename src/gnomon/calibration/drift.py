@@ -3,8 +3,6 @@
 Looked at are iterations that the host decides: it takes most of their time, or the GPU waits for launching.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Constants from steps of several logs: first as if the host were always the same, then with what it was like."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

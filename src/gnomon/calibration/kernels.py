@@ -1,7 +1,5 @@
 """The GPU's part of recorded iterations, from the same tables that a simulation reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fitted constants under the names of a scenario's fields, with their intervals and what cannot be told of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scrapes of a server's /metrics (vLLM, SGLang): means between the first and the last, or since the start of one."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Find out what a log is, and read it: a file or a folder is one load on the server."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -5,8 +5,6 @@ Read: Gnomon's own tables and recordings, `vllm bench serve --save-detailed`, SG
 (per_request_lifecycle_metrics.json).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

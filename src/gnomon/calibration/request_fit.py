@@ -4,8 +4,6 @@ Compared are means that a scheduler's chance does not move much: time to the fir
 lengths, and time per output token. Their noise is that of parts of the recording in time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ A row needs a duration and what was in the batch. Columns go by several names (`
 derived: the sequences from chunks and decodes, a chunk's square from its tokens.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Kinds of attention as shapes: what a layer keeps of a sequence, and how much of it a token looks at."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt

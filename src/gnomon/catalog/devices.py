@@ -1,7 +1,5 @@
 """GPUs: what their data sheets say, and the constants with which the roofline describes them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt

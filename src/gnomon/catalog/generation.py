@@ -1,7 +1,5 @@
 """How models ask to be sampled: the `generation_config.json` beside their weights, which servers follow."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder of YAML files, one thing each, found by name or alias."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """What goes where in a GPU's memory: weights, a reserve for running, and the KV blocks that remain."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

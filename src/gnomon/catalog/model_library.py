@@ -1,7 +1,5 @@
 """Models by built-in name, Hugging Face id, or path of a `config.json`."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache

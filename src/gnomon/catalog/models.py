@@ -1,7 +1,5 @@
 """Language models as shapes: what a layer multiplies, and what it keeps."""
 
-from __future__ import annotations
-
 import math
 
 from gnomon.catalog.attention import AttentionKind

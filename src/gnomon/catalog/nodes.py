@@ -1,7 +1,5 @@
 """Servers: how many GPUs, and the links between them."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt

@@ -1,7 +1,5 @@
 """What a GPU draws, by what it does, and the clock that a power cap leaves it."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 

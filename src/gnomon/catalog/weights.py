@@ -1,7 +1,5 @@
 """The matrices of a model, counted: how many weights of which group a layer has, and how they are split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

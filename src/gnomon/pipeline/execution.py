@@ -1,7 +1,5 @@
 """Executing a schedule: its lists become a task graph, and the fluid engine runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Where the time goes: idle time by cause, the critical path, and what a faster link would bring."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 

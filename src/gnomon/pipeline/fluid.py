@@ -6,8 +6,6 @@ else is data: a schedule's order is edges of the graph, a straggler is more work
 The rules of sharing are those of the communication-priority study; see `docs/pipeline.md`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Activations held by each rank over the training step."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PyTorch's pipelining CSV: a row per rank, a cell per action, blank for idle."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

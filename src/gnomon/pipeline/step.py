@@ -1,7 +1,5 @@
 """One training step from its description: assembled and run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sweeps of the communication-priority study: compiled, over all cores, resumable, in bounded memory."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Is a schedule one training step, and can it run? A deadlock is named by its cycle."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Constants of training steps: factors measured on a GPU, and rates fitted to published steps, with their sources."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

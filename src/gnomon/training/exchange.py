@@ -3,8 +3,6 @@
 GPUs are numbered as Megatron-LM does: tensor-parallel ones side by side, then context, data, and pipeline stages last.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.catalog import Group

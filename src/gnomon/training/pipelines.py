@@ -4,8 +4,6 @@ Activations between stages, gradients and weights between copies run as transfer
 and on the links that they share.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ A layout's bound is its busiest rank without any waiting; layouts are timed in t
 is below what was found. So nothing that could win is left out, and little is timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Stages of a model: their layers, what one layer runs on one GPU, and the bytes of their weights and optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache

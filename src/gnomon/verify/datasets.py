@@ -1,7 +1,5 @@
 """The data that checks are held against: where it is public, and how to get it."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import urllib.error

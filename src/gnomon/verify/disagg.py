@@ -11,8 +11,6 @@ degree, on those layouts with one replica and one request at a time. The other p
 collectives; they are predicted with the nominal ones.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

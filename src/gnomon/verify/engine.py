@@ -4,8 +4,6 @@ A run is a folder or a file that `gnomon calibrate` reads; beside the requests a
 engine's settings, which may name a policy file of the user's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@
 `gnomon.verify("mine", ...)` runs it; `cli/verify.yaml` has its options on the command line.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

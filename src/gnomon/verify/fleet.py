@@ -5,8 +5,6 @@ in several ways, and the published figure must lie among them; what was fitted o
 system that is not simulated as a whole is told, and only its direction is judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache

@@ -9,8 +9,6 @@ times with arrivals moved by a few milliseconds, and the figures are their means
 A load that few requests make up may be measured more than once: the folders `name`, `name.2` ... are one run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The tables of the silicon source, each as samples of one kind of operator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

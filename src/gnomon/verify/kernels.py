@@ -4,8 +4,6 @@ Every fifth point of a shape is left out, the estimator fitted to the others pre
 shapes; one in so many is taken, evenly over the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

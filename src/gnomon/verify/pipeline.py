@@ -1,7 +1,5 @@
 """The pipeline simulator against recorded runs, sweeps, published bubble tables and schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Gates: B, stage seconds of 7B at the two scales that were not used for calibrati
 GPUs, within 10 %; E, the placement exactly; a step of 8,192 sequences in under a second. The rest is reported.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -9,8 +9,6 @@ average, 85 % of the memory for rollout.
 verl and NeMo-RL have one set of constants for each framework.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ way; 9,271 blocks of 16 tokens on the GPUs of a replica and 41,000 in its host's
 8,000 say that caches were warm; here all prompts are asked once before. Nothing is fitted in either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

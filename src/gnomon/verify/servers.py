@@ -6,8 +6,6 @@ first token to when no more than that many were left. Nothing is fitted to these
 taken alike for all: how long prompts were, and how much answers differ in length (`TASKS`).
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import statistics

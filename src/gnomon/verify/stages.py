@@ -5,8 +5,6 @@ constant load); they are ten questions behind each of ten shared beginnings, in 
 the prefix cache holds them. The client sends no temperature: the models' own generation_config counts.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 from collections.abc import Sequence

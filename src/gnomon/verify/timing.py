@@ -4,8 +4,6 @@ Held-out error of each estimator on Vidur's CSV files, beside what random forest
 alone against every measured table there is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

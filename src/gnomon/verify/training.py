@@ -4,8 +4,6 @@ Constants were fitted on the rows whose line has an even CRC-32 (`gnomon/trainin
 are judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache

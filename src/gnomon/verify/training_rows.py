@@ -1,7 +1,5 @@
 """Published and measured training steps as questions: rows of the reference files with what each was run with."""
 
-from __future__ import annotations
-
 import csv
 import re
 import zlib

@@ -4,8 +4,6 @@ The recorded stage times replace the timing tables, so that only scheduling is l
 the same requests with the same tokens, in the same order on the same replica, and every stamp must agree to 1e-9 s.
 """
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import asdict, dataclass
 from pathlib import Path

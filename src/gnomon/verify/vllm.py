@@ -4,8 +4,6 @@ The simulation gets what the server was given (arrivals, lengths, limits, KV blo
 run. Where a recording has no token ids, only a request's own blocks can be found again in the prefix cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ hardware), `requests.jsonl` (lengths and stamps, and optionally `prompt_token_id
 and `peer_simulator_summary.txt`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A Hugging Face `config.json` as a `Model`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention as a `config.json` describes it: heads, latent vectors, windows, linear layers, sparse ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

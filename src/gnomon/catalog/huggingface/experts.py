@@ -1,7 +1,5 @@
 """MLPs and experts as a `config.json` describes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

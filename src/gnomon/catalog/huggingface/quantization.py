@@ -1,7 +1,5 @@
 """`quantization_config` of a `config.json`, or `hf_quant_config.json`, as number formats per group of weights."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

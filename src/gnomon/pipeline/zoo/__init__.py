@@ -1,7 +1,5 @@
 """The schedules that are built in, by name."""
 
-from __future__ import annotations
-
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.zoo.plan import SCHEDULES, Plan, ScheduleSpec, check_passes, pipeline_schedule
 

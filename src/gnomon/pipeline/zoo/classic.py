@@ -1,7 +1,5 @@
 """GPipe, 1F1B, interleaved 1F1B and that with forwards beside backwards: backward passes in one piece."""
 
-from __future__ import annotations
-
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Action, Schedule, overlapped
 from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule

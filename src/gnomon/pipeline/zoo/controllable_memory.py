@@ -7,8 +7,6 @@ as far as dependencies and the block's own peak memory allow. Weight gradients g
 The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble-pipeline-parallelism).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

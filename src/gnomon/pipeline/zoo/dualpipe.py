@@ -4,8 +4,6 @@ Both follow the same eight steps on each rank, counted from the end of the pipe 
 both ends of the pipe and holds two copies of the weights; DualPipeV folds the pipe into a V instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from gnomon.core.errors import ConfigError

@@ -4,8 +4,6 @@ The heuristic schedules (ZB-1p/2p, ZB-V) decide what comes next by looking at th
 ranks is cut into legs: down the pipe, or up it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a schedule is made for, and the registry that schedules add themselves to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

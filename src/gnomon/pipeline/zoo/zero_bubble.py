@@ -1,7 +1,5 @@
 """ZB-H1 and ZB-H2: the weight gradients are put off to fill the bubbles (arXiv 2401.10241)."""
 
-from __future__ import annotations
-
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 

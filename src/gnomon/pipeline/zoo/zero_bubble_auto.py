@@ -7,8 +7,6 @@ with the shortest longest span is kept.
 The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble-pipeline-parallelism).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

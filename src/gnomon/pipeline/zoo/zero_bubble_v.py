@@ -7,8 +7,6 @@ led to as allowance, and the variant with the smallest longest bubble is kept.
 The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble-pipeline-parallelism).
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 from gnomon.core.errors import ConfigError

@@ -4,8 +4,6 @@ Training and its forward pass are those of `gnomon.training`: a micro-batch take
 attention takes for the length of each of its sequences. `efficiency` of the component divides both.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every tensor is gathered from the actor's layout, sent, and loaded into the engi
 an expert's, which is gathered over the expert-parallel ranks first; and its bytes over the links.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gnomon import catalog

@@ -1,7 +1,5 @@
 """Policies outside the simulator: recorded snapshots in, actions out, one JSON object per line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

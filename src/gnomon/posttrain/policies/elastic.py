@@ -1,7 +1,5 @@
 """The elastic policy: shrink rollout as its tail thins out, grow the actor with what it frees."""
 
-from __future__ import annotations
-
 import math
 
 from pydantic import PositiveFloat

@@ -1,7 +1,5 @@
 """Policies that do not wait for the longest responses: they submit more prompts than a step needs and stop early."""
 
-from __future__ import annotations
-
 import math
 
 from pydantic import NonNegativeFloat, NonNegativeInt

@@ -1,7 +1,5 @@
 """Change only if it pays: the transition costs at most a share of what the larger actor saves."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 from pydantic import PositiveFloat

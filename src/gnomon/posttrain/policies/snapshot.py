@@ -1,7 +1,5 @@
 """What a policy sees and what it answers: plain data that goes through JSON, for simulated and live clusters alike."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter

@@ -1,7 +1,5 @@
 """Placements that do not change: components side by side, or taking turns on all GPUs."""
 
-from __future__ import annotations
-
 from gnomon.posttrain.policies import Policy, scheduling_policy
 from gnomon.posttrain.policies.snapshot import Actions, Finish, Scale, Snapshot, Submit, Wait
 

@@ -1,7 +1,5 @@
 """Trainer GPUs that help to roll out between steps, as verl's switching does."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Donate when the generation engines run empty and the slowest stage gains by it."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

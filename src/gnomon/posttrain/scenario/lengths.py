@@ -1,7 +1,5 @@
 """How long the prompts and responses of a step are: one draw per step, the same for every policy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

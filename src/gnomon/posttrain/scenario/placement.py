@@ -1,7 +1,5 @@
 """Placements: who owns which GPUs at the start, and every rule that can be checked before anything runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gnomon.core.errors import ConfigError

@@ -1,7 +1,5 @@
 """What happens to GPUs and to the work on them when a policy acts: migration, release, growth, and what each costs."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Log-probabilities: finished groups queue for the copies of the inference component."""
 
-from __future__ import annotations
-
 import heapq
 import math
 

@@ -3,8 +3,6 @@
 Every GPU range that could hold an instance is a replica of one cluster; instances that are not there just have no work.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 from functools import lru_cache

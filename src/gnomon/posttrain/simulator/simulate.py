@@ -1,7 +1,5 @@
 """Whole runs: several steps of one policy, on lengths that do not depend on the policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a step knows at any moment: its settings, and how far submission, generation and training are."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -6,8 +6,6 @@ Nothing depends on when a static policy is asked, so generation runs through at 
 every check interval while the actor is idle, and at every mini-batch boundary.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 

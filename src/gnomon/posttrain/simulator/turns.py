@@ -4,8 +4,6 @@ Every turn is a request of its own to the engine. While a call runs the sequence
 not its KV blocks; they are found again afterwards, or the sequence is prefilled again.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 

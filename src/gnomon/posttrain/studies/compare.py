@@ -5,8 +5,6 @@ policies and a grid of elastic plans the one that turns out shortest: no policy 
 is among its choices. It bounds these plans, not every conceivable one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Layouts are those that fit: the actor's fastest per GPU, rollout's smallest. The
 stages take on all GPUs. Every mode within the bound on lag is then simulated with the layouts and splits that are left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Seconds of the stages: a placement by the published rule, and efficiencies from measured times."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """Which servers are looked at: a condition over their fields, a random sample, one by its id."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What a measured server was told when it was started: rules over the launch scripts, as data (`launch.yaml`, and
 `launch_disagg.yaml` for the workers of disaggregated ones)."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Mapping

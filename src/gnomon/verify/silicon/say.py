@@ -1,7 +1,5 @@
 """Measured servers beside their predictions: tables for the terminal, figures, and the leaderboard page."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A measured server as a scenario: the client, the launch script's settings, the layout. `ACCEPTANCE` is fitted."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """Figures of merit over many predicted servers: errors by group, and whether the best layout is found."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

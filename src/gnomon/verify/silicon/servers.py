@@ -20,8 +20,6 @@ The file comes with the package aiconfigurator-core (extra [silicon]). Seven thi
   `--max-concurrency 512`, ten prompts for each of `$CONC`. The row keeps the 512 and not `$CONC`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What `gnomon verify silicon` finds: every server scored, the peers beside, and whether it got worse."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
