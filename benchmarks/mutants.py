@@ -201,6 +201,7 @@ def _child(sources: Path, tests: tuple[str, ...], watcher: Watcher | None, mutan
         if mutant:
             apply(mutant, sources)
         options = ["-q", *([] if watcher else ["-x"]), "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # As it must be.
         code = int(pytest.main([*options, *tests], plugins=[watcher] if watcher else None))
     except BaseException:
         traceback.print_exc()

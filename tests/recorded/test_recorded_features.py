@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from combinations.checks import check_run
 from gnomon.serving.autoscaling import capacity
+from gnomon.serving.engine.state import FINISHED, LIMITS
 from gnomon.serving.run.simulate import Run
 from gnomon.workload import Requests
 from recorded_kit import check_recorded
@@ -297,4 +299,21 @@ def found(done: Run) -> dict[str, Any]:
 def test_features(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "NUM_REQUESTS", 12)
     changes, offered = CASES[name]
-    check_recorded("features", name, found(run(scenario(**changes), requests=offered)))
+    done = run(scenario(**changes), requests=offered)
+    check_recorded("features", name, found(done))
+    check_run(done)
+
+
+@pytest.mark.parametrize("name", [name for name, (changes, _) in CASES.items() if "slo" not in changes])
+def test_features_midway(name: str) -> None:
+    """All books of replicas at a moment, and sums over requests, the later ones counted more often; with the parts of
+    latencies. What is 0 everywhere is left out."""
+    changes, offered = CASES[name]
+    done = run(scenario(**{**changes, "time_limit_s": 0.35}), requests=offered, explained=True)
+    q, replicas = done.cluster.requests, done.cluster.replicas
+    said = {column: replicas[column] for column in replicas.dtype.names or () if column not in LIMITS}
+    weights = np.arange(1, len(q) + 1)
+    said |= {f"requests {column}": [float((weights * q[column]).sum())] for column in q.dtype.names or ()}
+    ended = q.status == FINISHED  # Of others nothing is booked, or not all.
+    said["parts"] = np.tensordot(weights[ended], done.cluster.parts_ns[ended], 1).ravel() * 1e-9
+    check_recorded("midway", name, {column: value for column, value in said.items() if np.any(value)})
