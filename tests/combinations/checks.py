@@ -13,7 +13,7 @@ import numpy as np
 
 from combinations.draw import Data
 from gnomon.core.config import build
-from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.engine.state import ABANDONED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.latency_breakdown import NAMES, accounts
 from gnomon.serving.results.metrics import summarize
@@ -56,18 +56,20 @@ def check_run(done: Run) -> None:
     """Every request ends once, nothing is lost or held, stamps are in order, shares are shares."""
     summary = summarize(done)  # Counts, shares and times of its own.
     q, replicas = done.cluster.requests, done.cluster.replicas
-    finished, rejected, shed = (q.status == one for one in (FINISHED, REJECTED, SHED))
+    finished, rejected, shed, gone = (q.status == one for one in (FINISHED, REJECTED, SHED, ABANDONED))
     is_cut = done.scenario.time_limit_s is not None or bool(done.fleet and done.fleet.gave_up)
     if not is_cut:
-        left = np.flatnonzero(~(finished | rejected | shed))
+        left = np.flatnonzero(~(finished | rejected | shed | gone))
         require(not left.size, "ends once", f"requests {left[:5]} have status {q.status[left[:5]]}")
     is_whole = not done.scenario.workload.warmup_requests  # Counters have those that warmed up, requests do not.
     if is_whole:
-        require(int(replicas.num_finished.sum()) == int(finished.sum()), "ends once",
-                f"{replicas.num_finished.sum()} ended in replicas, {finished.sum()} in all")  # fmt: skip
+        ended = int(replicas.num_finished.sum())  # A client may leave while its last token is on its way.
+        require(finished.sum() <= ended <= (finished | gone).sum(), "ends once",
+                f"{ended} ended in replicas, {finished.sum()} in all")  # fmt: skip
     ok = q[finished]
     require(np.all(ok.processed == ok.prompt_tokens + ok.output_tokens), "tokens", "a finished request lacks tokens")
-    if is_whole and not is_cut and not rejected.any() and not _fails(done):
+    exactly = not is_cut and not (rejected | gone).any() and not _fails(done)
+    if is_whole and exactly:
         require(int(replicas.num_produced.sum()) == int(ok.output_tokens.sum()), "tokens",
                 f"{replicas.num_produced.sum()} were produced, {ok.output_tokens.sum()} asked for")  # fmt: skip
     require(np.all(replicas.peak_blocks <= replicas.num_blocks), "blocks", "more blocks in use than there are")
@@ -79,7 +81,7 @@ def check_run(done: Run) -> None:
                      "num_landing", "num_ready"):  # fmt: skip
             require(not replicas[book].any(), "books", f"{book} is {replicas[book]}")
     _check_stamps(ok, done)
-    _check_gaps(done, ok, exactly=not is_cut and not rejected.any() and not _fails(done))
+    _check_gaps(done, ok, exactly=exactly)
     _check_iterations(done)
     _check_front_end(done)
     for one in summary.replicas:
@@ -216,6 +218,7 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
     plain = json.loads(json.dumps(data))
     for key in ("fleet", "time_limit_s", "admission", "num_replicas", "tool_cache"):
         plain.pop(key, None)
+    plain["workload"].pop("patience", None)
     if plain.get("pools"):
         plain["pools"] = _one_of_each(plain["pools"])
         if len(plain["pools"]) < 2:
@@ -326,10 +329,13 @@ def easier(data: Data) -> Iterator[tuple[str, Data]]:
     yield "one more replica", more
 
 
+AT_GIVEN_TIMES = ('"fleet"', '"time_limit_s"', '"down_s"', '"admission"', '"expire_s"', '"patience"')
+
+
 def is_steady(data: Data) -> bool:
     """Whether nothing happens at given times, and no one is turned away."""
     text = json.dumps(data)
-    return not any(word in text for word in ('"fleet"', '"time_limit_s"', '"down_s"', '"admission"', '"expire_s"'))
+    return not any(word in text for word in AT_GIVEN_TIMES)
 
 
 def check_easier(done: Run, other: Run, what: str) -> None:

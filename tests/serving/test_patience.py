@@ -125,3 +125,24 @@ def test_prompts_in_turn_are_found_in_the_prefix_cache():
 def test_what_cannot_be_is_refused(workload, words):
     with pytest.raises(GnomonError, match=words):
         scenario(workload=workload)
+
+
+def test_what_one_that_leaves_would_have_found_is_not_taken_off_twice():
+    """All have the same prompt; whoever waits knows that it is there, and leaves."""
+    workload = {
+        "prompts_in_turn": 1, "num_requests": 8, "rate": 1000.0, "lengths": {"prompt": 64, "output": 90},
+        "arrivals": "fixed_interval", "patience": {"give_up_after_s": 1.0},
+    }  # fmt: skip
+    done = run(scenario(workload=workload, batching={"prefix_cache": True, "max_sequences": 1}))
+    assert np.count_nonzero((done.cluster.requests.status == ABANDONED) & (done.cluster.requests.scheduled_s < 0)) > 2
+    assert done.cluster.replicas.prefill_left.tolist() == [0]
+
+
+@pytest.mark.parametrize("more", [{"replica": {"pipeline_parallel": 2}}, {"lora": {"latency_s": 0.5}}])
+def test_replicas_that_work_for_clients_who_left_are_not_busy_all_the_more(more):
+    """The only client leaves before its prompt has been computed, or its adapter was there."""
+    workload = {"num_requests": 1, "patience": {"give_up_after_s": 0.005}} | (
+        {"adapters": {}} if "lora" in more else {}
+    )
+    use = summarize(run(scenario(workload=workload, **more))).utilization
+    assert 0.0 < use.busy <= 1.0 and use.busy + use.bubble + use.idle == pytest.approx(1.0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.autoscaling.replicas import DRAINING, UP
+from gnomon.serving.engine.state import ABANDONED
 from gnomon.serving.results.fleet import past
 from gnomon.serving.run.simulate import Run
 
@@ -58,6 +59,8 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     """Every replica's account."""
     replicas, pool_of = run.cluster.replicas, run.pool_of_replica
     work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
+    if (run.cluster.requests.status == ABANDONED).any():  # Replicas may be at work for clients that have left.
+        end_s = max(end_s, float(run.cluster.stage_free_s.max()))
     span = np.maximum(seconds_on(run, start_s, end_s), 1e-12)
     busy, active = _busy_and_active(run, end_s, span)
     blocks = np.maximum(replicas.num_blocks, 1)

@@ -61,7 +61,7 @@ def _leave_queue(replica: Replica, r: int, now_s: float) -> None:
     state.num_waiting -= 1
     state.waiting_tokens -= request.prefill_tokens
     replica.service[request.user_class, QUEUED] -= 1.0
-    state.prefill_left -= request.prefill_tokens
+    state.prefill_left -= request.prefill_tokens - request.foreseen  # What it would have found is no work.
     state.decode_left -= request.total_tokens - request.prefill_tokens
     state.num_outstanding -= 1
     state.num_rejected += 1
