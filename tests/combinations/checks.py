@@ -207,6 +207,8 @@ def _difference(one: Any, other: Any) -> str:
 
 # A restarted replica against a new one.
 
+TABLE = {"per_iteration": 0.01, "per_prefill_token": 1e-5, "per_sequence": 3e-4, "per_token": 2e-5,
+         "per_decode_kv_token": 1e-7}  # fmt: skip
 DETECTED_S = 0.2
 """By then everybody knows that replicas which failed at the start are not there."""
 
@@ -219,6 +221,9 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
     for key in ("fleet", "time_limit_s", "admission", "num_replicas", "tool_cache"):
         plain.pop(key, None)
     plain["workload"].pop("patience", None)
+    for part in [plain, *plain.get("pools", [])]:  # A source's times are laid out over the lengths that are asked for.
+        if part is plain or "timing" in part:
+            part.setdefault("timing", {}).update(source="table", table=TABLE)
     if plain.get("pools"):
         plain["pools"] = _one_of_each(plain["pools"])
         if len(plain["pools"]) < 2:

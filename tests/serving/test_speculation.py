@@ -84,3 +84,12 @@ def test_a_draft_head_takes_its_layers_and_the_output_head():
 def test_what_makes_no_sense_is_refused(speculative, error, said):
     with pytest.raises(error, match=said):
         scenario(replica={"speculative": speculative})
+
+
+def test_drafts_beyond_the_end_have_room_in_the_table_of_blocks():
+    """Blocks of one token: four drafts with each decode, up to four tokens behind the last one."""
+    one = requests_of([0.0], [148], [2])
+    engine = {"batching": {"policy": "trtllm", "block_size": 1, "prefix_cache": True, "surplus_token": True}}
+    done = run(scenario(**engine, replica={"speculative": {"num_tokens": 4, "acceptance": 0.5}}), requests=one)
+    check_invariants(done)
+    assert done.cluster.tables.shape[2] >= 148 + 2 + 4

@@ -45,14 +45,16 @@ def build_cluster(
     """Arrays for all replicas and requests, with their limits filled in."""
     caches = [pool.num_kv_blocks for pool in pools if pool.batching.prefix_cache]
     smallest_block = min(pool.batching.block_size for pool in pools)
+    num_drafted = max(pool.tokens_per_decode for pool in pools)
+    most_tokens = int(requests.total_tokens.max()) + 2 * num_drafted  # Drafts go beyond the end, and surplus ones twice.
     cluster = new_cluster(
         num_replicas=sum(pool.num_ranks for pool in pools), num_requests=len(requests),
         max_stages=max(pool.replica.pipeline_parallel for pool in pools),
         max_running=max(pool.max_running for pool in pools), max_in_batch=max(pool.max_in_batch for pool in pools),
         block_size=max(pool.batching.block_size for pool in pools), cached_blocks=max(caches, default=0),
-        blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
+        blocks_per_request=most_tokens // smallest_block + 2,
         max_moving=max(map(max_moving, pools)) if any(pool.role != "both" for pool in pools) else 0,
-        num_drafted=max(pool.tokens_per_decode for pool in pools), num_classes=max(1, len(requests.classes)),
+        num_drafted=num_drafted, num_classes=max(1, len(requests.classes)),
         adapter_slots=adapter_slots if len(requests.adapter) else 0,
         num_parameters=max(8, *(len(pool.parameters) for pool in pools)),
         num_memory=max(8, *(pool.policy.memory for pool in pools)),
