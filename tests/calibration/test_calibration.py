@@ -545,6 +545,7 @@ def test_of_five_wrong_scenarios_each_is_named_first(wrong: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default:gnomon.serving")  # The policy file imports from where things were.
 def test_wrong_scenarios_of_a_foreign_engine(reference: Path) -> None:
     """nano-vllm on an H200, at 65 % of its capacity: calibrated, then wrong in one thing each."""
     place = reference / "nano_vllm"

@@ -65,6 +65,11 @@ def test_they_are_served_in_that_order(tmp_path: Path) -> None:
     assert q.arrival_s[4] == pytest.approx(q.finished_s[3] + 6.0)
 
 
+def test_calls_that_wait_for_others_are_not_sent_in_turn(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompts_in_turn.*wait for others"):
+        requests(qwen(tmp_path), prompts_in_turn=2, rate=1.0, arrivals={"process": "poisson"})
+
+
 def test_whole_sessions_at_another_speed(tmp_path: Path) -> None:
     path = qwen(tmp_path)
     assert requests(path, num_requests=3).prompt_tokens.tolist() == [40, 60, 80]

@@ -40,6 +40,11 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     else:
         requests = Requests(np.zeros(drawn), *_drawn_lengths(config.lengths, config, drawn, seed))
     if config.prompts_in_turn:
+        if len(requests.parents):
+            raise ConfigError(
+                "workload.prompts_in_turn: calls of this trace wait for others, and cannot be sent in turn.",
+                fix="Leave it out, or take only lengths from the trace: workload.lengths.distribution: empirical.",
+            )
         requests = _in_turn(requests, count)
     count = len(requests)
     requests = _scaled(requests, config.prompt_scale, config.output_scale)
