@@ -13,6 +13,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.engine.state import FINISHED
 from gnomon.workload import WorkloadConfig, generate
+from gnomon.workload.describe import export
 from gnomon.workload.formats import hashed
 from gnomon.workload.requests import Requests
 from gnomon.workload.traces import read_requests
@@ -30,8 +31,18 @@ def parents(made: Requests) -> list[list[int]]:
     return [made.parents[a:b].tolist() for a, b in pairs]
 
 
+EXPORTED = ("arrival_s", "prompt_tokens", "output_tokens", "prefix_offsets", "prefix_hashes", "parent_offsets",
+            "parents", "think_s")  # fmt: skip
+
+
 def requests(path: str, **changes: Any) -> Requests:
-    return generate(WorkloadConfig(**{"trace": {"file": path}, **changes}), 0)
+    """What is read of a file; and what is read of it reads back equal, from either kind of file."""
+    made = generate(WorkloadConfig(**{"trace": {"file": path}, **changes}), 0)
+    for suffix in (".csv", ".parquet"):
+        again = generate(WorkloadConfig(trace=str(export(made, Path(path).with_suffix(suffix)))), 0)
+        for name in EXPORTED if len(made.parents) else EXPORTED[:-3]:
+            assert np.array_equal(getattr(again, name), getattr(made, name)), name
+    return made
 
 
 def qwen(tmp_path: Path) -> str:

@@ -17,6 +17,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.workload import generate
 from gnomon.workload.config import TraceConfig, WorkloadConfig
+from gnomon.workload.describe import export
 from gnomon.workload.traces import read_trace
 
 RANDOM = """
@@ -198,6 +199,10 @@ def test_a_client_pool_is_drawn(pool):
     assert (np.diff(trace.arrival_s) >= 0).all()
     again, other = (read_trace(TraceConfig(file=str(pool)), seed=seed) for seed in (1, 2))
     assert (again.arrival_s == trace.arrival_s).all() and len(other) != len(trace)
+    back = read_trace(TraceConfig(file=str(export(trace, pool / "drawn.csv"))), seed=1)
+    assert all(
+        (getattr(back, one) == getattr(trace, one)).all() for one in ("arrival_s", "prompt_tokens", "output_tokens")
+    )
     part = read_trace(TraceConfig(file=str(pool), start_s=1200, end_s=1300), seed=1)
     assert part.arrival_s.max() < 100 and set(part.prompt_tokens) == {40}
 

@@ -16,7 +16,8 @@ from gnomon.workload.lengths import Z90
 from gnomon.workload.presets import NORMAL, Knots, fit, ks_distance, marginal, preset_yaml, quality
 from gnomon.workload.traces import read_requests
 
-ARRAYS = ("arrival_s", "prompt_tokens", "output_tokens", "session", "priority", "prefix_offsets", "prefix_hashes")
+ARRAYS = ("arrival_s", "prompt_tokens", "output_tokens", "session", "priority", "prefix_offsets", "prefix_hashes",
+          "adapter", "parent_offsets", "parents", "think_s")  # fmt: skip
 
 
 def same(one: Requests, other: Requests) -> bool:
@@ -27,8 +28,10 @@ def same(one: Requests, other: Requests) -> bool:
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize(
-    "choices", [{}, {"sessions": {"shared_prefix_tokens": 40, "num_active": 5}, "priority_shares": [1, 2]}]
-)
+    "choices",
+    [{}, {"sessions": {"shared_prefix_tokens": 40, "num_active": 5}, "priority_shares": [1, 2]}, {"adapters": {}},
+     {"agents": {}}],
+)  # fmt: skip
 def test_exported_requests_read_back_equal_and_repeat_to_the_byte(tmp_path, suffix, choices):
     requests = generate(build(WorkloadConfig, {"num_requests": 300, **choices}), 4)
     first = export(requests, tmp_path / f"a.{suffix}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.core.arrays import Floats
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_frame
 from gnomon.workload.requests import Requests
@@ -210,12 +210,21 @@ def _frame(requests: Requests, as_text: bool) -> pl.DataFrame:
         columns["session"] = requests.session
     if requests.priority.any():
         columns["priority"] = requests.priority
+    if len(requests.adapter):
+        columns["adapter"] = requests.adapter
+    if len(requests.parents):  # Those that wait are sent when the others have ended.
+        columns["arrival_s"] = np.where(np.isfinite(requests.arrival_s), requests.arrival_s, 0.0)
+        columns["call"], columns["think_s"] = np.arange(len(requests)), requests.think_s
+        columns["parents"] = _lists(np.split(requests.parents, requests.parent_offsets[1:-1]), as_text)
     if len(requests.prefix_hashes):
-        lists = [requests.prefix(i) for i in range(len(requests))]
-        columns["prefix_hashes"] = (
-            pl.Series([" ".join(map(str, one)) for one in lists])
-            if as_text
-            else pl.Series([one.tolist() for one in lists], dtype=pl.List(pl.Int64))
-        )
+        columns["prefix_hashes"] = _lists([requests.prefix(i) for i in range(len(requests))], as_text)
         columns["prefix_block_tokens"] = np.full(len(requests), requests.prefix_block_tokens)
     return pl.DataFrame(columns)
+
+
+def _lists(lists: list[Ints], as_text: bool) -> pl.Series:
+    import polars as pl
+
+    if as_text:
+        return pl.Series([" ".join(map(str, one)) for one in lists])
+    return pl.Series([one.tolist() for one in lists], dtype=pl.List(pl.Int64))
