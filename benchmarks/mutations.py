@@ -17,8 +17,8 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult, ast.Pow: ast.Mult,
 }  # fmt: skip
-NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "repr", "compare")
-"""Arguments of `zip`, `dataclass`, `field` and `lru_cache` that no result depends on; they are left alone."""
+NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "repr", "compare", "align")
+"""Arguments of `zip`, `dataclass`, `field`, `lru_cache` and `dtype` that no result depends on; they are left alone."""
 
 
 @dataclass(frozen=True)

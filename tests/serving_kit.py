@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from gnomon import jit
 from gnomon.core.config import build
-from gnomon.serving.engine.state import FINISHED, REJECTED
+from gnomon.serving.engine.state import FINISHED, REJECTED, Cluster
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
@@ -21,6 +24,8 @@ ROUTERS = (
     "lmetric", "sticky_session", "sticky_until_full", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp",
     "llmd", "llmd_estimated", "learned",
 )  # fmt: skip
+
+plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")
 
 # Times that make sums of iterations tell one batch from another: each token, sequence and KV token costs something.
 TABLE = {
@@ -64,6 +69,19 @@ def requests_of(arrival_s: Any, prompt: Any, output: Any) -> Requests:
         prefix_offsets=np.zeros(count + 1, np.int64),
         prefix_hashes=np.zeros(0, np.int64),
     )
+
+
+class Bag(SimpleNamespace):
+    """Stands for a tuple with names of which few are looked at."""
+
+    def _replace(self, **changes: Any) -> Bag:
+        return Bag(**{**vars(self), **changes})
+
+
+def arrays(count: int, replicas: int = 3, **changes: Any) -> Cluster:
+    """The arrays of a run that was over before it began."""
+    made = requests_of([1e6] * count, [20] * count, [10] * count)
+    return run(scenario(num_replicas=replicas, time_limit_s=1e-9, **changes), requests=made).cluster
 
 
 def check_invariants(done: Run) -> None:
@@ -138,9 +156,12 @@ __all__ = [
     "POLICIES",
     "ROUTERS",
     "TABLE",
+    "Bag",
+    "arrays",
     "assert_same",
     "check_invariants",
     "outcome",
+    "plain",
     "requests_of",
     "run",
     "scenario",

@@ -10,7 +10,7 @@ import pytest
 
 from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling.capacity import measured_rate, slo_check
-from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
+from gnomon.serving.autoscaling.controllers import CONTROLLERS, ControllerSpec, View
 from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.workload.slo import SloConfig, UserClass
 
@@ -27,6 +27,30 @@ def view(name: str, options: dict[str, float] | None = None, **changes: Any) -> 
 
 def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -> int:
     return CONTROLLERS[name].decide(view(name, options, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "traits"),
+    [
+        ("fixed", {}, ()),
+        ("schedule", {}, ("needs_steps",)),
+        ("target_utilization", {"target": 0.7, "tolerance": 0.1, "stabilization_s": 300.0}, ()),
+        ("queue_driven", {"waiting": 5.0, "running": 64.0, "kv_use": 0.8, "cooldown_s": 300.0}, ()),
+        (
+            "slo_planner",
+            {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "down_s": 300.0},
+            ("profiles",),
+        ),
+        ("oracle", {"window_s": 60.0, "margin": 0.0}, ("profiles", "sees_future")),
+    ],
+)
+def test_what_controllers_are_told_and_may_be_told(name: str, options: Any, traits: tuple[str, ...]) -> None:
+    """A controller knows no more than it asks for."""
+    spec = CONTROLLERS[name]
+    assert dict(spec.options) == options
+    assert tuple(one for one in ("profiles", "sees_future", "needs_steps") if getattr(spec, one)) == traits
+    alone = ControllerSpec(name, spec.decide)
+    assert (alone.options, alone.profiles, alone.sees_future, alone.needs_steps) == ({}, False, False, False)
 
 
 def test_fixed() -> None:
@@ -159,8 +183,8 @@ def test_the_queue_decides_where_no_slo_does() -> None:
     def measure(_: Any, pool: int, rate: float, count: int) -> Any:
         rates.append(rate)
         assert (pool, count) == (1, 2000)
-        waits = [0.0, 0.49, 9.0] if rate <= 37.0 else [0.0, 0.5, 0.5]
-        return NOBODY, records(3, scheduled_s=waits)
+        waits = np.array([0.0, 0.49, 9.0] if rate <= 37.0 else [0.0, 0.5, 0.5])
+        return NOBODY, records(3, arrival_s=5.0, scheduled_s=5.0 + waits)
 
     assert measured_rate(of({}), 1, measure) == 37.0
     assert rates[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0] and rates[7:10] == [48.0, 40.0, 36.0]
@@ -185,8 +209,15 @@ def test_all_but_one_in_a_hundred_meet_their_slo_once_it_has_settled(late: Any, 
 def test_a_replica_that_serves_nobody_or_everybody_has_no_rate() -> None:
     with pytest.raises(ConfigError, match="serves none of the requests: they are all rejected"):
         measured_rate(of({}), 0, lambda *_: (NOBODY, records(3, status=REJECTED)))
+    rates: list[float] = []
+
+    def measure(_: Any, pool: int, rate: float, count: int) -> Any:
+        rates.append(rate)
+        return NOBODY, records(3)
+
     with pytest.raises(ConfigError, match="serves any load"):
-        measured_rate(of({}), 0, lambda *_: (NOBODY, records(3)))
+        measured_rate(of({}), 0, measure)
+    assert rates[-1] == 2.0**19, "a million a second is any load"
 
 
 @pytest.mark.parametrize(
@@ -199,6 +230,13 @@ def test_a_replica_that_serves_nobody_or_everybody_has_no_rate() -> None:
 def test_who_meets_an_slo(limits: dict[str, float], met: float) -> None:
     """The first token after 0.1 s, ten more within a second."""
     check = slo_check(SloConfig(**limits), NOBODY, records(1))  # type: ignore[arg-type]
+    assert check is not None and check(np.array([0])).tolist() == [met]
+
+
+@pytest.mark.parametrize(("tokens", "met"), [(1, 0.0), (2, 0.0), (3, 1.0)])
+def test_time_per_token_is_that_behind_the_first(tokens: int, met: float) -> None:
+    """A second from the first token to the last: of one token that is all of it, as of two."""
+    check = slo_check(SloConfig(tpot_s=0.6), NOBODY, records(1, output_tokens=tokens))  # type: ignore[arg-type]
     assert check is not None and check(np.array([0])).tolist() == [met]
 
 

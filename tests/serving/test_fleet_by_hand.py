@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,9 @@ from gnomon import jit
 from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling import evacuation
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
-from gnomon.serving.autoscaling.evacuation import evacuate, freeze, requests_of
+from gnomon.serving.autoscaling.evacuation import evacuate, freeze, redirect, requests_of
 from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.lifecycle import Lives
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import (
@@ -68,6 +68,7 @@ from gnomon.serving.features.adapters import (
 )
 from gnomon.serving.features.front_end import (
     forget_front_end,
+    is_before_router,
     leaves_front_end,
     leaves_replica_front_end,
     open_front_end,
@@ -77,35 +78,21 @@ from gnomon.serving.features.transfers import new_transfers
 from gnomon.serving.scenario.autoscaling import ControllerConfig, FailureConfig
 from gnomon.serving.scenario.config import FrontEndConfig
 from gnomon.timing.iteration import blank, geometric_axis
+from serving_kit import Bag, arrays, plain, run, scenario
 from serving_kit import requests_of as offered
-from serving_kit import run, scenario
-
-plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")
 
 
 @pytest.mark.skipif(not jit.ENABLED, reason="this is the child")
 def test_helpers_in_plain_python() -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__, "-k", "helper"]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "helper"]
+    words += [__file__, str(Path(__file__).with_name("test_engine_by_hand.py"))]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "GNOMON_JIT": "0", "PYTHONPATH": paths}
     ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:]
 
 
-class Bag(SimpleNamespace):
-    """Stands for a tuple with names of which few are looked at."""
-
-    def _replace(self, **changes: Any) -> Bag:
-        return Bag(**{**vars(self), **changes})
-
-
 STATES = (NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING)
-
-
-def arrays(count: int, replicas: int = 3, **changes: Any) -> Cluster:
-    """The arrays of a run that was over before it began."""
-    made = offered([1e6] * count, [20] * count, [10] * count)
-    return run(scenario(num_replicas=replicas, time_limit_s=1e-9, **changes), requests=made).cluster
 
 
 # Who is lost with a replica.
@@ -163,6 +150,16 @@ def test_a_batch_that_is_taken_back_leaves_no_negative_time() -> None:
     renew(cluster, 0)
     assert cluster.stage_free_s[0, 0] == 1.0, "what it has done stays, beyond the end of the run, too"
     assert (state.busy_s, state.flops, state.num_iterations, state.num_in_flight) == (0.0, 0.0, 2, 0)
+
+
+def test_redirected_requests_go_where_the_fewest_are_or_come() -> None:
+    """4 and 5 against 6 and 2: the third replica has fewer, for one more request."""
+    cluster = arrays(3, replicas=3)
+    q, replicas = cluster.requests, cluster.replicas
+    q.status[:], q.replica[:], q.decode_replica[:] = RUNNING, NONE, [0, 0, 1]
+    replicas.num_outstanding, replicas.num_coming = [0, 4, 6], [2, 5, 2]
+    redirect(cluster, range(1), np.array([1, 2]), slice(0, None))
+    assert q.decode_replica.tolist() == [2, 1, 1] and replicas.num_coming.tolist() == [0, 6, 3]
 
 
 def _env(cluster: Cluster) -> Any:
@@ -454,7 +451,7 @@ def test_what_is_seen_of_a_pool_that_is_not_there() -> None:
     one, a = traffic(cluster, members(OFF, DOWN)), cluster.replicas
     pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
     seen = Observer(ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], None)
-    assert seen.sampled().shape == (0, 1, 0)
+    assert seen.sampled().shape == (0, 1, 13)
     a.busy_s, cluster.stage_free_s[:, 0] = [1.0, 1.0], [np.inf, 1.0]
     view = seen.view(0, 4.0, np.zeros(0, np.int64))
     assert (view.ready, view.kv_use, view.utilization, view.slo_met) == (0, 0.0, 0.5, None)
@@ -514,6 +511,63 @@ def test_the_idlest_replicas_drain_first_and_starting_ones_before_them() -> None
     drained.clear()
     Manager._reconcile(manager, 0, 1.0)
     assert drained == [-1]
+
+
+def test_starting_replicas_drain_from_the_last_on() -> None:
+    drained: list[int] = []
+    manager: Any = Bag(
+        replicas=members(UP, STARTING, STARTING, STARTING), pools=[Bag(desired=1)], traffic=Bag(cluster=None),
+        lives=Bag(drain=lambda i, _: drained.append(i)), _outstanding=lambda i: 0,
+    )  # fmt: skip
+    Manager._reconcile(manager, 0, 1.0)
+    assert drained == [3, 2, 1]
+
+
+# Replicas that fail in vain.
+
+
+def test_every_hundred_failures_of_each_replica_somebody_looks_whether_anything_is_served() -> None:
+    looked: list[int] = []
+    lives: Any = Bag(
+        config=Bag(failures=FailureConfig()), replicas=members(UP, UP), failures=0, agenda=Agenda(new_calendar(2, 512)),
+        traffic=Bag(cluster=arrays(1, replicas=2), env=_env(arrays(1, replicas=2))), _noticed=None,
+    )  # fmt: skip
+    lives._check_progress = lambda now_s: looked.append(lives.failures)
+    for now_s in range(401):
+        lives.replicas.state[:] = UP
+        Lives.fail(lives, now_s % 2, float(now_s))
+    assert looked == [200, 400]
+
+
+@pytest.mark.parametrize(
+    ("status", "arrival_s", "last_token_s", "is_refused"),
+    [
+        (WAITING, 5.0, 3.0, True),
+        (WAITING, 5.1, 3.0, False),  # it has not arrived
+        (FINISHED, 5.0, 3.0, False),  # nobody waits
+        (WAITING, 5.0, 3.5, False),  # one got a token meanwhile
+    ],
+)
+def test_failures_in_vain_are_refused(status: int, arrival_s: float, last_token_s: float, is_refused: bool) -> None:
+    """At 5 s; when somebody looked last, the last token was one of 3 s."""
+    cluster = arrays(2, replicas=1)
+    cluster.requests.status[:], cluster.requests.last_token_s[:] = [FINISHED, status], [last_token_s, np.nan]
+    cluster.requests.arrival_s[:] = [0.0, arrival_s]
+    lives: Any = Bag(traffic=Bag(cluster=cluster), latest_token_s=3.0, failures=7)
+    if is_refused:
+        with pytest.raises(ConfigError, match="7 failures until 5 s, and requests get no tokens any more"):
+            Lives._check_progress(lives, 5.0)
+    else:
+        Lives._check_progress(lives, 5.0)
+        assert lives.latest_token_s == last_token_s
+
+
+def test_the_first_look_at_failures_is_none_in_vain() -> None:
+    cluster = arrays(1, replicas=1)
+    cluster.requests.status[:], cluster.requests.arrival_s[:] = WAITING, 0.0
+    lives: Any = Bag(traffic=Bag(cluster=cluster), latest_token_s=Lives.latest_token_s, failures=7)
+    Lives._check_progress(lives, 5.0)
+    assert lives.latest_token_s == 0.0
 
 
 def test_what_was_planned_for_a_former_life_does_not_happen() -> None:
@@ -595,6 +649,17 @@ def test_the_adapter_that_was_left_first_makes_room() -> None:
         leave_adapter(cluster, adapters, 0, request, left_s)
     take_adapter(cluster, adapters, 0, 2, 10.0)
     assert cluster.adapter_slots.adapter[0].tolist() == [0, 2]
+    leave_adapter(cluster, adapters, 0, 2, 9.0)
+    take_adapter(cluster, adapters, 0, 1, 11.0)
+    assert cluster.adapter_slots.adapter[0].tolist() == [1, 2], "of two that were left at one moment the first"
+
+
+@pytest.mark.parametrize(("counts", "figures"), [([0, 0, 0], (0, 0.0, 0, 0.0)), ([1, 0, 1], (1, 1.0, 0, 1.0))])
+def test_shares_of_few_requests_with_adapters(counts: list[int], figures: tuple[int, float, int, float]) -> None:
+    adapters = new_adapters(np.ones(1), np.zeros(1), 1)
+    adapters.counts[0] = counts
+    one = adapter_figures(adapters)
+    assert (one.requests, one.found, one.loads, one.waited) == figures
 
 
 # Front ends.
@@ -605,6 +670,8 @@ def test_the_worker_that_is_free_first_takes_the_next() -> None:
     front = open_front_end(
         FrontEndConfig(per_request_s=1.0, per_prompt_token_s=0.1, workers=2), cluster, 1, in_order=False
     )
+    assert is_before_router(front) and is_before_router(np.array([0.0, 1e-4, 0.0, 0.0]))
+    assert not is_before_router(np.zeros(4)) and not is_before_router(np.array([1.0, 1.0, 1.0, 0.0]))
     sent = [(0.0, 20), (0.0, 0), (0.5, 0), (0.5, 10), (9.0, 0)]
     assert [leaves_front_end(front, at_s, tokens) for at_s, tokens in sent] == [3.0, 1.0, 2.0, 4.0, 10.0]
 

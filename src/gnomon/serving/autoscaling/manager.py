@@ -129,14 +129,12 @@ class Manager:
         """Start or drain replicas until as many as desired are up or on their way."""
         alive = self.replicas.of(pool, UP, STARTING)
         missing = self.pools[pool].desired - len(alive)
-        if missing > 0:
-            for i in self.replicas.of(pool, OFF)[:missing]:
-                self.lives.start(i, now_s)
-        elif missing < 0:
-            starting = self.replicas.of(pool, STARTING)[::-1]
-            up = sorted(self.replicas.of(pool, UP), key=lambda i: (self._outstanding(i), -i))
-            for i in [*starting, *up][:-missing]:
-                self.lives.drain(i, now_s)
+        for i in self.replicas.of(pool, OFF)[: max(missing, 0)]:
+            self.lives.start(i, now_s)
+        starting = self.replicas.of(pool, STARTING)[::-1]
+        up = sorted(self.replicas.of(pool, UP), key=lambda i: (self._outstanding(i), -i))
+        for i in [*starting, *up][: max(-missing, 0)]:
+            self.lives.drain(i, now_s)
 
     def _outstanding(self, i: int) -> int:
         ranks = self.replicas.members[i].ranks

@@ -11,7 +11,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.autoscaling.controllers import ControllerSpec, View
-from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, STARTING, UP, Replicas
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, SAMPLES, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.state import NUM_SHED
 from gnomon.serving.scenario.autoscaling import ControllerConfig
@@ -71,7 +71,6 @@ class Observer:
         taken = int(replicas.num_taken[mine].sum()) + parked + turned_away
         arrived, used_s = taken - pool.taken, busy_s - pool.busy_s
         pool.taken, pool.busy_s = taken, busy_s
-        blocks = max(int(replicas.num_blocks[ranks].sum()), 1)
         waiting = int(replicas.num_waiting[mine].sum())
         return View(
             now_s=now_s, interval_s=span_s, ready=len(ready), starting=len(self.replicas.of(number, STARTING)),
@@ -79,7 +78,7 @@ class Observer:
             max_replicas=pool.max_replicas, arrival_rate=max(arrived, 0) / span_s, waiting=waiting + parked,
             running=int(replicas.num_outstanding[mine].sum()) - waiting,
             utilization=min(max(used_s / (span_s * max(len(ranks), 1)), 0.0), 1.0),
-            kv_use=1.0 - int(replicas.free_blocks[ranks].sum()) / blocks if ranks.size else 0.0,
+            kv_use=1.0 - float(replicas.free_blocks[ranks].sum() / replicas.num_blocks[ranks].sum()) if ready else 0.0,
             slo_met=float(self.met_slo(ended).mean()) if self.met_slo is not None and ended.size else None,
             cold_start_s=pool.cold_start_s, replica_rate=pool.replica_rate,
             options={**self.spec.options, **self.config.options}, steps=self.config.steps, memory=pool.memory,
@@ -93,7 +92,7 @@ class Observer:
 
     def sampled(self) -> Floats:
         """[sample, pool, column]"""
-        return np.array(self.samples) if self.samples else np.zeros((0, len(self.pools), 0))
+        return np.array(self.samples).reshape(-1, len(self.pools), len(SAMPLES))
 
     def _sample(self, number: int, now_s: float) -> list[float]:
         a = self.traffic.cluster.replicas[self.ranks[number]]

@@ -157,4 +157,4 @@ class FleetRecord:
 
     def column(self, name: str) -> Floats:
         """[sample, pool]: one column of the samples."""
-        return self.samples[:, :, SAMPLES.index(name)] if self.samples.size else np.zeros((0, 1))
+        return self.samples[:, :, SAMPLES.index(name)]

@@ -73,13 +73,13 @@ def take_reports(cluster: Cluster, env: Environment, group: int, now: float) -> 
 def _count_leaving(cluster: Cluster, transfers: Transfers, r: int) -> None:
     """Of the requests that ended in replica `r` at this moment, those whose KV is to move share its link."""
     state, leaving = cluster.replicas[r], 0
-    for fill in range(2):
+    for is_counted in (False, True):
         request_id = state.first_reported
         for _ in range(state.num_reported):
-            if cluster.requests[request_id].status == MOVING:
-                leaving += 1 - fill
-                if fill == 1:
-                    transfers.flows[request_id].num_with = leaving
+            if cluster.requests[request_id].status == MOVING and is_counted:
+                transfers.flows[request_id].num_with = leaving
+            elif cluster.requests[request_id].status == MOVING:
+                leaving += 1
             request_id = cluster.requests[request_id].next_waiting
 
 

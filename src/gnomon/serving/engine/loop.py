@@ -67,10 +67,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
     state, request = replica.state, replica.requests[r]
     produced = 0
     if request.processed > request.prefill_tokens:
-        produced = 1
-        if state.num_speculative > 0:
-            left = request.total_tokens - request.processed
-            produced = min(1 + _accepted(replica, r), left)
+        produced = min(1 + _accepted(replica, r), request.total_tokens - request.processed)
         request.processed += produced
     else:
         request.processed += tokens
@@ -148,7 +145,7 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
         _write_messages(cluster, r, position)
     if flight.num_stepping > 0:
         num_done = decode_group.end_step(replica, log, flight.end_s)
-        if cluster.breakdown.size > 0:
+        if is_explained:
             breakdown.leave_done(cluster, replica, r, num_done)
     elif state.num_stepping == 0:
         state.last_step_s = flight.end_s

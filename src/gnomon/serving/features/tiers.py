@@ -185,7 +185,7 @@ def _write(tiers: Tiers, r: int, num_replicas: int, key: int, now: float) -> Non
 def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: float) -> None:
     """Request `request_id` has ended in replica `r`, or leaves it: its shared blocks are written."""
     replica, request = replica_view(cluster, r), cluster.requests[request_id]
-    if request.prefix_count == 0 or tiers.used.size == 0:
+    if request.prefix_count == 0:
         return
     full = min(request.prefix_count * replica.state.blocks_per_hash, request.processed // replica.state.block_size)
     for position in range(full):
@@ -251,7 +251,7 @@ def begin_load(
     """Start to load what other places hold of a request's prefix beyond replica `r`'s GPU, from the place that has most
     of it; returns whether anything is loaded."""
     request, state = cluster.requests[request_id], cluster.replicas[r]
-    if request.prefix_count == 0 or tiers.used.size == 0 or state.prefix_cache == 0:
+    if request.prefix_count == 0 or state.prefix_cache == 0:
         return False
     replica = replica_view(cluster, r)
     if state.tracks_blocks == 0:

@@ -17,8 +17,6 @@ def target_utilization(view: View) -> int:
     ratio = view.utilization / view.options["target"]
     current = view.ready + view.starting
     wanted = current if abs(ratio - 1.0) <= view.options["tolerance"] else math.ceil(max(view.ready, 1) * ratio)
-    if view.starting and wanted > current:
-        wanted = max(current, wanted)
     recent = [(at_s, count) for at_s, count in view.memory.get("recent", [])
               if at_s > view.now_s - view.options["stabilization_s"]]  # fmt: skip
     view.memory["recent"] = recent = [*recent, (view.now_s, wanted)]
