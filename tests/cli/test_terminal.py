@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from click import unstyle
 
+from gnomon.cli import printing
 from gnomon.core import units
 from gnomon.report.blocks import cell
 
@@ -228,3 +230,13 @@ def test_every_number_of_the_headline_is_whole(headlines: list[list[str]], colum
             assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", text), f"{number} in {command}:\n{text}"
         tables = [line for line in text.splitlines() if "─" in line]
         assert all(len(line) <= columns for line in tables), f"{command}:\n{text}"
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_a_command_is_continued_and_stays_the_same_command(width):
+    drafts = """'{"method": "mtp", "n": 3}'"""
+    text = f"vllm serve meta-llama/Llama-3.1-8B -tp 2 --speculative-config {drafts} --max-num-seqs 256"
+    shown = printing.continued(text, width)
+    assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(text)
+    assert max(map(len, shown.splitlines())) <= max(width, len(f"   {drafts} \\"))
+    assert printing.continued("first\nsecond --flag", width) == "first\nsecond --flag"

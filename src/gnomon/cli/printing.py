@@ -7,6 +7,7 @@ else the columns are laid out in several parts, each with the names. A file or a
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -80,7 +81,8 @@ def print_blocks(blocks: Iterable[Block]) -> None:
                 for name, value in pairs:
                     click.echo(_filled(f"{name:<{most}}  {value}", width, " " * (most + 2)))
             case kinds.Command(name, text):
-                click.echo(f"{name}:{NEW_LINE if NEW_LINE in text else ' '}{text}")
+                fits = NEW_LINE not in text and len(name) + 2 + len(text) <= width
+                click.echo(f"{name}: {text}" if fits else f"{name}:\n{continued(text, width)}")
             case kinds.Section(title, inner):
                 click.echo(click.style(title, bold=True))
                 print_blocks(inner)
@@ -102,6 +104,20 @@ def _filled(text: str, width: int, indent: str) -> str:
     if len(text) <= width:
         return text
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def continued(command: str, width: int) -> str:
+    """A command of the shell in lines of at most `width` columns, to be copied as it stands; no word is cut."""
+    done = []
+    for line in command.split(NEW_LINE):
+        parts = [""]
+        for word in re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", line) if len(line) > width else [line]:
+            if parts[-1] and len(parts[-1]) + len(word) + 3 > width:  # A space before it, a space and \\ behind.
+                parts.append(f"   {word}")
+            else:
+                parts[-1] = f"{parts[-1]} {word}" if parts[-1] else word
+        done.append(" \\\n".join(parts))
+    return NEW_LINE.join(done)
 
 
 def laid_out(table: Table, width: int) -> str:
