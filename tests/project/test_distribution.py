@@ -59,5 +59,5 @@ def test_the_tests_of_the_sdist_pass_with_the_wheel(python, built, tmp_path):
     run(python, "-m", "pip", "install", "--quiet", f"{wheel}[serve,mcp]", *needed, cwd=tmp_path)
     where = run(python, "-c", "import gnomon; print(gnomon.__file__)", cwd=unpacked)
     assert "site-packages" in where
-    told = run(python, "-m", "pytest", "-q", "-m", "not slow", *TESTS, cwd=unpacked, GNOMON_CACHE=str(tmp_path))
-    assert " passed" in told
+    told = run(python, "-m", "pytest", "-m", "not slow", *TESTS, cwd=unpacked, GNOMON_CACHE=str(tmp_path))
+    assert told.count(".") > 100

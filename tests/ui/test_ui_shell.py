@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from pathlib import Path
@@ -154,17 +153,15 @@ def test_the_panel_scrolls_with_the_page_and_is_a_sheet_on_a_phone(tab: Tab) -> 
     assert tab.page.evaluate("document.querySelector('.panel').getBoundingClientRect().top") > 844 * 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("name", NAMES)
 def test_axe_finds_nothing_serious(tab: Tab, name: str, width: int) -> None:
-    """axe-core from npm: `GNOMON_AXE=.../axe.min.js`."""
-    script = os.environ.get("GNOMON_AXE")
-    if not script:
-        pytest.skip("GNOMON_AXE names no axe.min.js")
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
     tab.page.set_viewport_size({"width": width, "height": 900})
     tab.open(f"/{name}?requests=500" if name == "serve" else f"/{name}")
     tab.page.evaluate("() => { const one = document.querySelector('.panel'); if (one) one.open = true; }")
-    tab.page.evaluate(Path(script).read_text(encoding="utf-8"))
+    tab.page.evaluate(Path(axe.__path__[0], "axe.min.js").read_text(encoding="utf-8"))
     found = tab.page.evaluate("axe.run().then((one) => one.violations)")
     assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
 
