@@ -17,6 +17,7 @@ NAMES = (
         "large",
         "routing",
         "report",
+        "silence",
         "pipeline",
         "train_plan",
         "search",
