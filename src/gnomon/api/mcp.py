@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,91 @@ ABOUT = (
 )
 
 
+def _asked(model: str, gpu: str, tensor_parallel: int, replicas: int, rate: float | None, settings: Any) -> Any:
+    given = {"model": model, "device": gpu, "replica.tensor_parallel": tensor_parallel, "num_replicas": replicas}
+    return given | ({} if rate is None else {"workload.rate": rate}) | (settings or {})
+
+
+def compare_serving(
+    setting: Annotated[str, Field(description="What differs, by dotted name, e.g. batching.policy or device")],
+    values: Annotated[list[Any], Field(min_length=2, max_length=8, description="The values to compare")],
+    model: Model = "llama-3-8b",
+    gpu: Gpu = "h100",
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1,
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1,
+    rate: Rate = None,
+    settings: Settings | None = None,
+) -> list[dict[str, Any]]:
+    """The same requests under several values of one setting, a row for each."""
+    rows = []
+    for value in values:
+        given = _asked(model, gpu, tensor_parallel, replicas, rate, settings)
+        found = simulate(**{"workload.num_requests": 2000} | given | {setting: value}, intervals=False)
+        rows.append({setting: value} | _figures(found))
+    return rows
+
+
+def time_iteration(
+    model: Model = "llama-3-8b",
+    gpu: Gpu = "h100",
+    tensor_parallel: Annotated[int, Field(ge=1)] = 1,
+    prefill_tokens: Annotated[int, Field(ge=0)] = 0,
+    decodes: Annotated[int, Field(ge=0)] = 64,
+    kv_tokens: Annotated[int, Field(ge=1, description="Length of each sequence that decodes")] = 1024,
+) -> dict[str, Any]:
+    """Seconds of one iteration, and its slowest operators."""
+    from gnomon.api.time import time
+
+    found = time(
+        model=model, device=gpu, tensor_parallel=tensor_parallel, prefill=prefill_tokens, decode=decodes,
+        kv=kv_tokens,
+    )  # fmt: skip
+    (source, total), *_ = found.summary.items()
+    slowest = sorted(found.operators[source], key=lambda one: -one.seconds)[:5]
+    return {"seconds": total.seconds, "times_are": _basis(source, None), "notes": found.notes,
+            "slowest": {one.name: one.seconds for one in slowest}}  # fmt: skip
+
+
+def search_deployment(
+    model: Model = "llama-3-8b",
+    gpus: Annotated[list[str], Field(min_length=1, max_length=6, description="GPUs to choose from")] = ["h100"],  # noqa: B006
+    tensor_parallel: Annotated[list[int], Field(min_length=1, max_length=4)] = [1, 2],  # noqa: B006
+    ttft_p90_s: Annotated[float, Field(gt=0, description="Nine in ten first tokens come within")] = 1.0,
+    tbt_p99_s: Annotated[float, Field(gt=0, description="99 in 100 tokens follow one another within")] = 0.1,
+    workload: Annotated[str, Field(description="A preset of lengths, e.g. chat-1m or arxiv-4k")] = "chat-1m",
+) -> dict[str, Any]:
+    """The deployment with the most requests per second and dollar under an SLO: capacity and command. Takes a
+    minute or more; capacities are of short runs."""
+    from gnomon.api.search import Search, search
+
+    found = search(
+        {"model": model, "workload": {"preset": workload},
+         "slo": {"ttft_s": {"p90": ttft_p90_s}, "tbt_s": {"p99": tbt_p99_s}},
+         "space": {"device": gpus, "tensor_parallel": tensor_parallel},
+         "effort": {"min_requests": 300, "max_requests": 1500}},
+    )  # fmt: skip
+    assert isinstance(found, Search)
+    if found.best is None:
+        return {"best": None, "why": "nothing meets the SLO"}
+    interval = found.capacity_interval
+    return {
+        "best": found.best.label, "requests_per_s": found.best.capacity_per_s, "gpus": found.best.num_gpus,
+        "capacity_90": None if interval is None else [interval.low, interval.high],
+        "usd_per_hour": found.best.cost_per_hour, "limited_by": found.best.binding,
+        "commands": found.commands or found.no_command,
+        "ranking": [{one.label: one.capacity_per_s} for one in found.found.ranked[:5]],
+    }  # fmt: skip
+
+
+def list_catalog() -> dict[str, list[str]]:
+    """Models, GPUs, batching policies and routers that are built in."""
+    from gnomon import catalog
+    from gnomon.api.serving import policy_names, router_names
+
+    return {"models": list(catalog.model_names()), "gpus": list(catalog.device_names()), "policies": policy_names(),
+            "routers": router_names()}  # fmt: skip
+
+
 def server(reports: str | Path = "gnomon-reports") -> MCPServer:
     """A server with one tool for each question; reports are written below `reports` where they are asked for."""
     try:
@@ -38,11 +125,6 @@ def server(reports: str | Path = "gnomon-reports") -> MCPServer:
 
     made = MCPServer("gnomon", instructions=ABOUT)
 
-    def asked(model: str, gpu: str, tensor_parallel: int, replicas: int, rate: float | None, settings: Any) -> Any:
-        given = {"model": model, "device": gpu, "replica.tensor_parallel": tensor_parallel, "num_replicas": replicas}
-        return given | ({} if rate is None else {"workload.rate": rate}) | (settings or {})
-
-    @made.tool()
     def simulate_serving(
         model: Model = "llama-3-8b",
         gpu: Gpu = "h100",
@@ -54,101 +136,21 @@ def server(reports: str | Path = "gnomon-reports") -> MCPServer:
         report: Annotated[bool, Field(description="Also write an HTML report, and link to it")] = False,
     ) -> dict[str, Any]:
         """Latency, throughput, cost and capacity of a deployment under a load, with 90 % intervals."""
-        try:
-            given = asked(model, gpu, tensor_parallel, replicas, rate, settings)
-            return _told(simulate(**{"workload.num_requests": requests} | given), Path(reports) if report else None)
-        except GnomonError as error:
-            raise ToolError(str(error)) from None
+        given = _asked(model, gpu, tensor_parallel, replicas, rate, settings)
+        return _told(simulate(**{"workload.num_requests": requests} | given), Path(reports) if report else None)
 
-    @made.tool()
-    def compare_serving(
-        setting: Annotated[str, Field(description="What differs, by dotted name, e.g. batching.policy or device")],
-        values: Annotated[list[Any], Field(min_length=2, max_length=8, description="The values to compare")],
-        model: Model = "llama-3-8b",
-        gpu: Gpu = "h100",
-        tensor_parallel: Annotated[int, Field(ge=1)] = 1,
-        replicas: Annotated[int, Field(ge=1, le=1024)] = 1,
-        rate: Rate = None,
-        settings: Settings | None = None,
-    ) -> list[dict[str, Any]]:
-        """The same requests under several values of one setting, a row for each."""
-        try:
-            rows = []
-            for value in values:
-                given = asked(model, gpu, tensor_parallel, replicas, rate, settings)
-                found = simulate(**{"workload.num_requests": 2000} | given | {setting: value}, intervals=False)
-                rows.append({setting: value} | _figures(found))
-            return rows
-        except GnomonError as error:
-            raise ToolError(str(error)) from None
+    def told(tool: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(tool)
+        def answer(**given: Any) -> Any:
+            try:
+                return tool(**given)
+            except GnomonError as error:
+                raise ToolError(str(error)) from None
 
-    @made.tool()
-    def time_iteration(
-        model: Model = "llama-3-8b",
-        gpu: Gpu = "h100",
-        tensor_parallel: Annotated[int, Field(ge=1)] = 1,
-        prefill_tokens: Annotated[int, Field(ge=0)] = 0,
-        decodes: Annotated[int, Field(ge=0)] = 64,
-        kv_tokens: Annotated[int, Field(ge=1, description="Length of each sequence that decodes")] = 1024,
-    ) -> dict[str, Any]:
-        """Seconds of one iteration, and its slowest operators."""
-        from gnomon.api.time import time
+        return answer
 
-        try:
-            found = time(
-                model=model, device=gpu, tensor_parallel=tensor_parallel, prefill=prefill_tokens, decode=decodes,
-                kv=kv_tokens,
-            )  # fmt: skip
-            (source, total), *_ = found.summary.items()
-            slowest = sorted(found.operators[source], key=lambda one: -one.seconds)[:5]
-            return {"seconds": total.seconds, "times_are": _basis(source, None), "notes": found.notes,
-                    "slowest": {one.name: one.seconds for one in slowest}}  # fmt: skip
-        except GnomonError as error:
-            raise ToolError(str(error)) from None
-
-    @made.tool()
-    def search_deployment(
-        model: Model = "llama-3-8b",
-        gpus: Annotated[list[str], Field(min_length=1, max_length=6, description="GPUs to choose from")] = ["h100"],  # noqa: B006
-        tensor_parallel: Annotated[list[int], Field(min_length=1, max_length=4)] = [1, 2],  # noqa: B006
-        ttft_p90_s: Annotated[float, Field(gt=0, description="Nine in ten first tokens come within")] = 1.0,
-        tbt_p99_s: Annotated[float, Field(gt=0, description="99 in 100 tokens follow one another within")] = 0.1,
-        workload: Annotated[str, Field(description="A preset of lengths, e.g. chat-1m or arxiv-4k")] = "chat-1m",
-    ) -> dict[str, Any]:
-        """The deployment with the most requests per second and dollar under an SLO: capacity and command. Takes a
-        minute or more; capacities are of short runs."""
-        from gnomon.api.search import Search, search
-
-        try:
-            found = search(
-                {"model": model, "workload": {"preset": workload},
-                 "slo": {"ttft_s": {"p90": ttft_p90_s}, "tbt_s": {"p99": tbt_p99_s}},
-                 "space": {"device": gpus, "tensor_parallel": tensor_parallel},
-                 "effort": {"min_requests": 300, "max_requests": 1500}},
-            )  # fmt: skip
-            assert isinstance(found, Search)
-            if found.best is None:
-                return {"best": None, "why": "nothing meets the SLO"}
-            interval = found.capacity_interval
-            return {
-                "best": found.best.label, "requests_per_s": found.best.capacity_per_s, "gpus": found.best.num_gpus,
-                "capacity_90": None if interval is None else [interval.low, interval.high],
-                "usd_per_hour": found.best.cost_per_hour, "limited_by": found.best.binding,
-                "commands": found.commands or found.no_command,
-                "ranking": [{one.label: one.capacity_per_s} for one in found.found.ranked[:5]],
-            }  # fmt: skip
-        except GnomonError as error:
-            raise ToolError(str(error)) from None
-
-    @made.tool()
-    def list_catalog() -> dict[str, list[str]]:
-        """Models, GPUs, batching policies and routers that are built in."""
-        from gnomon import catalog
-        from gnomon.api.serving import policy_names, router_names
-
-        return {"models": list(catalog.model_names()), "gpus": list(catalog.device_names()), "policies": policy_names(),
-                "routers": router_names()}  # fmt: skip
-
+    for tool in (simulate_serving, compare_serving, time_iteration, search_deployment, list_catalog):
+        made.tool()(told(tool))
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -240,15 +241,14 @@ class Found:
     """How slow the host was during a log, where it is known."""
 
 
-class _Way:
+class _Way(Protocol):
     slow: dict[str, float]
     notes: list[str]
 
-    def fit(self, names: Sequence[str]) -> Found:
-        raise NotImplementedError
+    def fit(self, names: Sequence[str]) -> Found: ...
 
 
-class _BySteps(_Way):
+class _BySteps:
     """What each iteration took."""
 
     def __init__(self, base: Scenario, logs: Sequence[Log], held: set[str], scale: bool, clock: bool) -> None:
@@ -268,13 +268,14 @@ class _BySteps(_Way):
         return Found(named, one.drift, lambda name: self.logs.error(one, name), lambda name: self.logs.trace(one, name))
 
 
-class _ByRequests(_Way):
+class _ByRequests:
     """What clients saw."""
 
     def __init__(self, base: Scenario, logs: Sequence[Log], scale: bool, on_progress: Progress | None) -> None:
         self.base, self.with_scale, self.on_progress = base, scale, on_progress
         self.targets = {log.name: target_of(log) for log in logs}
-        self.slow, self.notes = {}, []
+        self.slow: dict[str, float] = {}
+        self.notes: list[str] = []
 
     def fit(self, names: Sequence[str]) -> Found:
         own = [self.targets[name] for name in names]
