@@ -26,7 +26,7 @@ TINY = ModelShape("tiny", 2, 64, 4, 2, 16, 96, 128, qk_norm=True)
 WORK = Workload([0, 0, 0, 0.01, 0.02, 0.02], [20, 50, 3, 40, 17, 9], [5, 20, 30, 8, 1, 40])
 
 
-def config(**given: int) -> EngineConfig:
+def config(**given: float) -> EngineConfig:
     limits = {
         "max_num_batched_tokens": 32,
         "max_num_seqs": 4,
@@ -41,16 +41,17 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def served_with(blocks: int, **given: int) -> Served:
+def served_with(blocks: int, **given: float) -> Served:
     limits = config(num_kv_blocks=blocks, **given)
     return serve(Runner(TINY, limits, "cpu", "float32"), make_requests(WORK, TINY.vocab_size, limits))
 
 
 @pytest.mark.parametrize("blocks", [64, 12])
-def test_batching_chunking_and_preemption_change_no_token(blocks: int) -> None:
-    served = served_with(blocks)
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_batching_chunking_and_preemption_change_no_token(blocks: int, penalty: float) -> None:
+    served = served_with(blocks, repetition_penalty=penalty)
     assert any(r.preemptions for r in served.requests) == (blocks == 12)
-    alone = Runner(TINY, config(max_num_batched_tokens=128), "cpu", "float32")
+    alone = Runner(TINY, config(max_num_batched_tokens=128, repetition_penalty=penalty), "cpu", "float32")
     for request in served.requests:
         [one] = serve(alone, [Request(0, 0.0, request.prompt, request.output_tokens)]).requests
         assert request.output == one.output
@@ -65,6 +66,31 @@ def test_eager_prefill_changes_no_token_and_pads_no_prompt() -> None:
     runner = Runner(TINY, config(eager_prefill=True), "cpu", "float32")
     assert not any(with_chunks for _, with_chunks, _ in runner._bodies)
     assert all(step.iteration.launch_s > 0.0 for step in eager.steps)
+
+
+def test_without_any_graph_tokens_are_the_same() -> None:
+    eager = served_with(64, eager=True)
+    assert [r.output for r in eager.requests] == [r.output for r in served_with(64).requests]
+    assert not Runner(TINY, config(eager=True), "cpu", "float32")._bodies
+
+
+def test_a_repetition_penalty_makes_what_was_said_less_likely() -> None:
+    def words(penalty: float) -> list[int]:
+        served = served_with(64, repetition_penalty=penalty)
+        return [len(set(r.output) | set(r.prompt.tolist())) for r in served.requests]
+
+    assert sum(words(1e4)) > sum(words(1.0))
+
+
+def test_of_a_top_p_of_nothing_only_the_likeliest_token_is_left() -> None:
+    likeliest = [r.output for r in served_with(64).requests]
+    assert [r.output for r in served_with(64, temperature=1.0, top_p=1e-9).requests] == likeliest
+    assert [r.output for r in served_with(64, temperature=50.0).requests] != likeliest
+
+
+def test_top_p_of_the_likeliest_token_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="top_p needs a temperature"):
+        config(top_p=0.9)
 
 
 def test_every_token_is_computed_once_without_preemption() -> None:

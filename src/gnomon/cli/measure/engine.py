@@ -18,6 +18,10 @@ engine_options = together(
     click.option("--num-kv-blocks", type=int, help="KV blocks; what fits if not given."),
     click.option("--eager-prefill", is_flag=True,
                  help="Iterations with prompts run without CUDA graphs, as in many engines."),
+    click.option("--eager", is_flag=True, help="No iteration runs as a CUDA graph."),
+    click.option("--temperature", type=float, help="Of all requests; 0, the default, takes the likeliest token."),
+    click.option("--top-p", type=float, help="Of all requests, by sorting the vocabulary."),
+    click.option("--repetition-penalty", type=float, help="Of all requests, counted anew in every step."),
 )  # fmt: skip
 
 

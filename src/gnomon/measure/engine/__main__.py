@@ -27,9 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     shape = ModelShape.of(json.loads(options.model.read_text(encoding="utf-8")))
     given = {f.name: getattr(options, f.name) for f in fields(EngineConfig) if getattr(options, f.name) is not None}
-    runner = Runner(shape, EngineConfig(**given))
-    print(f"{shape.name}: {runner.num_blocks} KV blocks, graphs captured in {runner.capture_s:.1f} s", flush=True)
     try:
+        runner = Runner(shape, EngineConfig(**given))
+        print(f"{shape.name}: {runner.num_blocks} KV blocks, graphs captured in {runner.capture_s:.1f} s", flush=True)
         if options.what == "probe":
             _probe(runner, options.out)
         else:
@@ -107,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--out", type=Path, required=what == "serve", help="folder for what is recorded")
         for field in fields(EngineConfig):
             flag = f"--{field.name.replace('_', '-')}"
-            command.add_argument(flag, **({"action": "store_true"} if field.default is False else {"type": int}))
+            of_type = {"type": float if isinstance(field.default, float) else int}
+            command.add_argument(flag, **({"action": "store_true"} if field.default is False else of_type))
         if what == "serve":
             command.add_argument("--mix", nargs="+", choices=sorted(load.MIXES), default=["chat"])
             command.add_argument("--load", nargs="+", type=float, default=[0.5], help="shares of the probed capacity")

@@ -21,12 +21,17 @@ class HostInputs:
         self.memory = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned)
         views = {name: self.memory.numpy()[view] for name, view in _slices(sizes).items()}
         self.token_ids, self.positions, self.slots = (views[n] for n in ("token_ids", "positions", "slots"))
-        self.sample_rows = views["sample_rows"]
+        self.sample_rows, self.row_slots, self.prompt_lengths = (
+            views[n] for n in ("sample_rows", "row_slots", "prompt_lengths")
+        )
         self.work_list = WorkList(layout, views["work"])
 
 
 class Inputs:
     """Token ids, positions, KV slots, rows to sample from, attention's work list, page tables.
+
+    For the sampler: the running sequence of every row (`max_num_seqs` for padding), and the prompt's length for each
+    row to sample from.
 
     `tables` is not doubled: what the scheduler adds to it for a later iteration lies beyond what this one reads.
     """
@@ -35,6 +40,8 @@ class Inputs:
         self._block_size = config.block_size
         tokens, seqs, pinned = config.max_num_batched_tokens, config.max_num_seqs, device.type == "cuda"
         sizes = {"token_ids": tokens, "positions": tokens, "slots": tokens, "sample_rows": seqs, "work": layout.size}
+        sizes |= {"row_slots": tokens, "prompt_lengths": seqs}
+        self._no_sequence = seqs
         self._host = [HostInputs(sizes, layout, pinned=pinned) for _ in range(2)]
         self._filled = 0
         self._every_position = np.arange(config.max_model_len, dtype=np.int32)
@@ -43,6 +50,7 @@ class Inputs:
         on_device = {name: self._device[view] for name, view in _slices(sizes).items()}
         self.token_ids, self.positions, self.slots = (on_device[n] for n in ("token_ids", "positions", "slots"))
         self.sample_rows, self.work = on_device["sample_rows"], on_device["work"]
+        self.row_slots, self.prompt_lengths = on_device["row_slots"], on_device["prompt_lengths"]
         self._host_tables = torch.zeros(seqs, config.blocks_per_sequence, dtype=torch.int32, pin_memory=pinned)
         self.host_tables: Ints = self._host_tables.numpy()
         self.tables = torch.zeros(seqs, config.blocks_per_sequence, dtype=torch.int32, device=device)
@@ -67,6 +75,8 @@ class Inputs:
                 ids = _next_id(request, batch.number) if count == 1 else request.token_ids(count)
                 host.token_ids[start : start + count] = ids
         host.slots[tokens:] = -1
+        host.row_slots[tokens:] = self._no_sequence
+        host.prompt_lengths[:sequences] = [len(request.prompt) for request in batch.requests]
         host.sample_rows[:sequences] = end - 1
         host.work_list.fill(first, num_rows, position, slot)
         return tokens
@@ -79,6 +89,8 @@ class Inputs:
             host.positions[here] = self._every_position[there]
             blocks = self.host_tables[request.slot, self._block_of[there]]
             host.slots[here] = blocks * self._block_size + self._offset_of[there]
+            host.row_slots[here] = request.slot
+            host.prompt_lengths[sequences] = len(request.prompt)
             host.token_ids[here] = request.token_ids(count)
             host.work_list.append_chunk(tokens, count, request.computed, request.slot)
             tokens += count
@@ -93,6 +105,7 @@ class Inputs:
     def _place(self, host: HostInputs, tokens: int, slot: Ints, position: Ints) -> None:
         """Positions, and where in the cache each token's keys and values go."""
         host.positions[:tokens] = position
+        host.row_slots[:tokens] = slot
         host.slots[:tokens] = self._slots_of(slot, position)
 
     def _slots_of(self, slot: Ints | int, position: Ints) -> Ints:

@@ -8,6 +8,7 @@ import torch
 
 from gnomon.measure.engine.inputs import Inputs
 from gnomon.measure.engine.shape import EngineConfig, ModelShape
+from gnomon.measure.kernels import sampling
 from gnomon.measure.kernels.attention import PagedAttention
 from gnomon.measure.kernels.elementwise import implementation, random_signs, rotary_table
 from gnomon.measure.kernels.work import Layout
@@ -34,14 +35,14 @@ class Model:
     """Random weights, KV cache and activation buffers on one device.
 
     `body(tokens)` leaves the normed hidden states of the first `tokens` rows in `normed`; `head(sequences)` samples
-    greedily from the rows that the inputs name.
+    from the rows that the inputs name, as the configuration says.
     """
 
     def __init__(
         self, shape: ModelShape, config: EngineConfig, num_blocks: int, device: torch.device, dtype: torch.dtype,
         seed: int = 0,
     ) -> None:  # fmt: skip
-        self.shape, self.device = shape, device
+        self.shape, self.config, self.device = shape, config, device
         torch.manual_seed(seed)
         self._weights(shape, device, dtype)
         tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
@@ -60,6 +61,7 @@ class Model:
         self.sampled = buffer(seqs, kind=torch.int64)
         self.token_ids = buffer(tokens, kind=torch.int32)
         self.cos_sin = rotary_table(config.max_model_len, shape.head_dim, ROTARY_BASE, device)
+        self.said = buffer(seqs + 1, config.max_model_len, kind=torch.int64)
         layout = Layout(seqs, seqs, tokens, shape.num_heads, shape.num_kv_heads)
         self.inputs = Inputs(config, layout, device)
         self.attention = PagedAttention(layout, shape.head_dim, self.inputs.work)
@@ -71,6 +73,8 @@ class Model:
         residual, normed, hidden = self.residual[:tokens], self.normed[:tokens], self.hidden[:tokens]
         ids = self.token_ids[:tokens]
         k.resolve_ids(self.inputs.token_ids[:tokens], self.sampled, ids)
+        if self.config.repetition_penalty != 1.0:
+            self.said[self.inputs.row_slots[:tokens], self.inputs.positions[:tokens]] = ids.long()
         torch.index_select(self.embedding, 0, ids, out=residual)
         k.norm(residual, self.layers[0].attn_norm, EPSILON, normed)
         for index, layer in enumerate(self.layers):
@@ -84,12 +88,32 @@ class Model:
             k.add_norm(hidden, residual, following, EPSILON, normed)
 
     def head(self, sequences: int) -> None:
-        """Logits and the greedy choice for the first `sequences` sampled rows."""
+        """Logits and the choice of a token for the first `sequences` sampled rows."""
         rows = self.sampled_hidden[:sequences]
         torch.index_select(self.normed, 0, self.inputs.sample_rows[:sequences], out=rows)
         logits = self.logits[:sequences]
         torch.mm(rows, self.lm_head.t(), out=logits)
-        torch.argmax(logits, -1, out=self.sampled[:sequences])
+        if self.config.repetition_penalty != 1.0:
+            logits = self._penalised(logits)
+        if self.config.temperature == 0.0:
+            torch.argmax(logits, -1, out=self.sampled[:sequences])
+            return
+        each = torch.ones(sequences, device=self.device)
+        logits = logits.float()
+        if self.config.top_p < 1.0:
+            logits = sampling.top_k_top_p(logits, None, self.config.top_p * each)
+        self.sampled[:sequences] = sampling.random(logits, self.config.temperature * each)
+
+    def _penalised(self, logits: torch.Tensor) -> torch.Tensor:
+        """With what each sequence has said, its prompt and its output, less likely."""
+        sequences, rows = len(logits), self.inputs.sample_rows[: len(logits)].long()
+        said = self.said[self.inputs.row_slots[rows].long()]
+        at, prompt = torch.arange(said.shape[1], device=self.device), self.inputs.prompt_lengths[:sequences, None]
+        last, nothing = self.inputs.positions[rows, None], self.shape.vocab_size
+        prompts = said.masked_fill(at >= prompt, nothing)
+        outputs = said.masked_fill((at < prompt) | (at > last), nothing)
+        each = torch.ones(sequences, device=self.device)
+        return sampling.penalties(logits.float(), prompts, outputs, self.config.repetition_penalty * each, 0.0 * each)
 
     def _attention(
         self, index: int, layer: Layer, normed: torch.Tensor, hidden: torch.Tensor, parts: dict[str, bool]

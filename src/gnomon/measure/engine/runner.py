@@ -121,11 +121,14 @@ class Runner:
 
     def _with_graphs(self, iteration: Iteration) -> Prepared:
         kinds = iteration.chunks_squared > 0, iteration.decodes > 0
-        if self.config.eager_prefill and kinds[0]:
+        if self.config.eager or (self.config.eager_prefill and kinds[0]):
             body = _body_of(self.model, iteration.tokens, *kinds)
         else:
             body = self._bodies[(self._padded(iteration.tokens), *kinds)]
-        head = self._heads[min(self._padded(iteration.sequences), self.config.max_num_seqs)]
+        if self.config.eager:
+            head = _head_of(self.model, iteration.sequences)
+        else:
+            head = self._heads[min(self._padded(iteration.sequences), self.config.max_num_seqs)]
         return Prepared(body, head, iteration)
 
     def launch(self, prepared: Prepared) -> Flight:
@@ -157,11 +160,17 @@ class Runner:
         seqs = self.config.max_num_seqs
         largest_decode = self._padded(min(seqs, self._sizes[-1]))
         bodies = [(size, True, with_decodes) for size in self._sizes for with_decodes in (True, False)]
-        if self.config.eager_prefill:
+        if self.config.eager_prefill or self.config.eager:
             self._warm_up(bodies)
             bodies = []
-        bodies += [(size, False, True) for size in self._sizes if size <= largest_decode]
+        decodes = [(size, False, True) for size in self._sizes if size <= largest_decode]
         heads = sorted({min(size, seqs) for size in self._sizes})
+        if self.config.eager:
+            self._warm_up(decodes)
+            for size in heads:
+                self.model.head(size)
+            return time.perf_counter() - begun
+        bodies += decodes
         pool = None
         for body in sorted(bodies, reverse=True):
             self._bodies[body], pool = self._captured(_body_of(self.model, *body), pool)

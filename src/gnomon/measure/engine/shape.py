@@ -66,6 +66,18 @@ class EngineConfig:
     """KV blocks; None = what fits into 90 % of the GPU's memory."""
     eager_prefill: bool = False
     """Iterations with prompts launch their kernels one by one, as many engines do; decodes still replay graphs."""
+    eager: bool = False
+    """No iteration replays a CUDA graph."""
+    temperature: float = 0.0
+    """What all requests ask of the sampler: 0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Below 1, the fewest tokens that have this probability together, found by sorting the vocabulary."""
+    repetition_penalty: float = 1.0
+    """Other than 1, what was said is counted anew in every step and made less likely."""
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0.0 and self.top_p < 1.0:
+            raise ValueError("top_p needs a temperature above 0")
 
     @property
     def capture_sizes(self) -> tuple[int, ...]:
