@@ -91,7 +91,8 @@ def _host(fit: Fit, steps: Steps, kernels: Kernels) -> tuple[Floats, Floats]:
     """Of each iteration by the constants: what the host decides, launching that the GPU waits for too, and all."""
     told, gpu = fit.seconds(steps, kernels), kernels.seconds(fit.scale, fit.clock)
     launch = np.array([phase.launch for phase in fit.phases])[steps.phase]
-    return np.where(gpu < launch, told, told - gpu), told
+    waits = (launch > 0.0) & (gpu < launch + kernels.after)
+    return np.where(waits, told, told - gpu), told
 
 
 def spread_of(fit: Fit, logs: Sequence[tuple[Steps, Kernels]]) -> float:
@@ -101,7 +102,7 @@ def spread_of(fit: Fit, logs: Sequence[tuple[Steps, Kernels]]) -> float:
     factors = []
     for steps, kernels in logs:
         for part in np.array_split(np.arange(len(steps)), parts):
-            some = Kernels(kernels.memory[part], kernels.compute[part])
+            some = kernels.take(part)
             factors.append(host_factor(fit, steps.take(part), some))
     return float(np.std(np.log(factors), ddof=1)) if len(factors) > 1 else 0.0
 

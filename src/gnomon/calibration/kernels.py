@@ -1,6 +1,9 @@
 """The GPU's part of recorded iterations, from the same tables that a simulation reads."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +20,8 @@ from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.workload import Requests, generate
 
 LOW_CLOCK = 0.5
+CHOOSING = 11
+"""Column of the host's times: choosing the token of one sequence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +31,12 @@ class Kernels:
     memory: Floats
     compute: Floats
     """What grows as the clock falls."""
+    after: Floats
+    """Of both, choosing tokens: it begins when all before it is launched."""
+
+    def take(self, index: Any) -> Kernels:
+        """Some of them."""
+        return Kernels(self.memory[index], self.compute[index], self.after[index])
 
     def seconds(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
         """At a clock, times a factor."""
@@ -61,7 +72,7 @@ def iterations_of(scenario: Scenario, log: Log) -> tuple[Kernels, Floats]:
     assert log.steps is not None
     timing = scenario.timing
     at_one = kernels_of(scenario, [log])[log.name]
-    own = Kernels(timing.scale * at_one.memory, timing.scale * at_one.compute / timing.clock)
+    own = Kernels(timing.scale * at_one.memory, timing.scale * at_one.compute / timing.clock, at_one.after)
     rows, out = _rows(log.steps), np.empty(len(log.steps))
     _iteration_s(_tables(scenario, [log], 1.0), rows, own.seconds(), out)
     host = timing.host
@@ -87,7 +98,8 @@ def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:
         _stage_s(full, rows, fast_s)
         _stage_s(slow, rows, slow_s)
         compute = np.maximum(0.0, slow_s - fast_s) / (1.0 / LOW_CLOCK - 1.0)
-        found[log.name] = Kernels(fast_s - compute, compute)
+        each = full.host_s[0, log.steps.phase, CHOOSING]
+        found[log.name] = Kernels(fast_s - compute, compute, each * log.steps.sequences)
     return found
 
 

@@ -90,16 +90,27 @@ def _engine_facts(about: Mapping[str, Any]) -> dict[str, Any]:
         "batching.max_batch_tokens": engine.get("max_num_batched_tokens"),
         "batching.block_size": engine.get("block_size"), "batching.prefix_cache": False,
         "batching.options.reserve_full_prompt": 0.0, "timing.graph_sizes": _graph_sizes(engine),
+        "timing.sampler": _sampler(engine),
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _graph_sizes(engine: Mapping[str, Any]) -> list[int] | None:
-    """The sizes to which iterations are padded; with eager prefill, those of decodes."""
-    sizes = engine.get("capture_sizes") or []
+    """The sizes to which iterations are padded; with eager prefill, those of decodes; without graphs, none."""
+    sizes = [] if engine.get("eager") else engine.get("capture_sizes") or []
     if engine.get("eager_prefill"):
         sizes = [size for size in sizes if size <= engine.get("max_num_seqs", 0)]
     return list(sizes) or None
+
+
+def _sampler(engine: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How it chooses tokens, where not the likeliest: top-p by sorting, penalties by counting anew."""
+    asked = {
+        "is_random": engine.get("temperature", 0.0) > 0.0,
+        "filter": "sort" if engine.get("top_p", 1.0) < 1.0 else "",
+        "penalties": "recount" if engine.get("repetition_penalty", 1.0) != 1.0 else "",
+    }
+    return {name: value for name, value in asked.items() if value} or None
 
 
 Part: TypeAlias = Steps | Stamps | Counters

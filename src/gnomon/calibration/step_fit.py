@@ -21,7 +21,7 @@ from gnomon.core.arrays import Floats, Ints
 EXTRAS = {"launch": 0.025, "sequence": 0.01, "token": 0.01, "flat": 0.01}
 """What a phase may have beside its constant (`flat`: sequences beyond a number count less), and by what share of the
 absolute error it must foretell better what it was not fitted on."""
-APART = 1.5
+APART = 1.15
 """Kernels must differ by this factor for a bound of launching to be told from a constant."""
 WORTH = 0.01
 """The same of squared errors for a clock or a factor on kernels."""
@@ -75,6 +75,10 @@ class Phase:
         seconds = ("constant", "per_sequence", "per_token", "launch")
         return replace(self, **{name: factor * getattr(self, name) for name in seconds})
 
+    def launched(self, pace: Floats | float, after: Floats) -> Floats:
+        """The least that the GPU's part takes: launching, and what begins behind it."""
+        return np.asarray(pace * self.launch + after) if self.launch > 0.0 else np.zeros_like(after)
+
     def host(self, sequences: Floats, tokens: Floats) -> Floats:
         """What the host adds to the GPU's part."""
         counted = sequences - (1.0 - self.further_share) * np.maximum(0.0, sequences - self.full_sequences)
@@ -96,7 +100,7 @@ class Fit:
         for index, phase in enumerate(self.phases):
             mine = steps.phase == index
             host = paces[mine] * phase.host(steps.sequences[mine], steps.tokens[mine])
-            out[mine] = host + np.maximum(gpu[mine], paces[mine] * phase.launch)
+            out[mine] = host + np.maximum(gpu[mine], phase.launched(paces[mine], kernels.after[mine]))
         return out
 
 
@@ -109,6 +113,7 @@ class Rows:
     tokens: Floats
     memory: Floats
     compute: Floats
+    after: Floats
     weight: Floats
     pace: Floats
 
@@ -138,7 +143,8 @@ class Data:
         found = []
         for steps, kernels, pace in zip(self.steps, self.kernels, self.paces, strict=True):
             mine = steps.phase == index
-            columns = (steps.seconds, steps.sequences, steps.tokens, kernels.memory, kernels.compute, steps.felt, pace)
+            gpu = (kernels.memory, kernels.compute, kernels.after)
+            columns = (steps.seconds, steps.sequences, steps.tokens, *gpu, steps.felt, pace)
             found.append(Rows(*(column[mine].astype(float) for column in columns)))
         return found
 
@@ -151,7 +157,7 @@ def thinned(steps: Steps, kernels: Kernels) -> tuple[Steps, Kernels]:
         mine = np.flatnonzero(phase == index)
         kept.append(mine[np.unique(np.linspace(0, len(mine) - 1, min(ENOUGH, len(mine))).astype(int))])
     order = np.sort(np.concatenate(kept))
-    return steps.timed().take(order), Kernels(kernels.memory[order], kernels.compute[order])
+    return steps.timed().take(order), kernels.take(order)
 
 
 def forms_of(data: Data) -> list[Form]:
@@ -194,7 +200,7 @@ def _form(rows: Sequence[Rows], loads: Sequence[str]) -> Form:
     whole, folds = joined(rows), _folds(rows, loads)
     if len(whole) < FEW:
         return ()
-    short, long = np.quantile(whole.gpu(), (0.05, 0.95))
+    short, long = np.quantile(whole.gpu() - whole.after, (0.05, 0.95))
     can_wait = bool(long > APART * short)
     best: Form = ()
     least = _foretold(folds, best)
@@ -234,7 +240,7 @@ def _foretold(folds: Sequence[Rows], form: Form) -> float:
 
 def _told(phase: Phase, rows: Rows, gpu: Floats) -> Floats:
     host = rows.pace * phase.host(rows.sequences, rows.tokens)
-    return np.asarray(host + np.maximum(gpu, rows.pace * phase.launch))
+    return np.asarray(host + np.maximum(gpu, phase.launched(rows.pace, rows.after)))
 
 
 def _at(data: Data, forms: Sequence[Form], scale: float, clock: float) -> Fit:
@@ -305,7 +311,7 @@ def _least_squares(rows: Rows, gpu: Floats, form: Form) -> Phase:
         linear = _Linear(rows, gpu, form, knee)
         one, error = linear.at(0.0)
         if "launch" in form:
-            low, high = 0.5 * float(gpu.min()), float(np.quantile(rows.seconds / rows.pace, 0.98))
+            low, high = 0.5 * float((gpu - rows.after).min()), float(np.quantile(rows.seconds / rows.pace, 0.98))
             for _ in range(4):
                 for bound in np.linspace(low, high, 13).tolist():
                     tried, wrong = linear.at(bound)
@@ -315,7 +321,7 @@ def _least_squares(rows: Rows, gpu: Floats, form: Form) -> Phase:
                 low, high = max(0.0, one.launch - step), one.launch + step
         if error < least:
             best, least = one, error
-    waits = float(np.mean(gpu < rows.pace * best.launch))
+    waits = float(np.mean(gpu < best.launched(rows.pace, rows.after)))
     if waits == 1.0:  # Constant and bound are known by their sum: launching is by far the larger where all wait for it.
         best = replace(best, constant=0.0, launch=best.launch + best.constant)
     return replace(best, count=len(rows), bound=waits)
@@ -344,7 +350,7 @@ class _Linear:
     def at(self, launch: float) -> tuple[Phase, float]:
         """They, and the weighted sum of squares that they leave."""
         rows = self.rows
-        left = rows.seconds - np.maximum(self.gpu, rows.pace * launch)
+        left = rows.seconds - np.maximum(self.gpu, Phase(launch=launch).launched(rows.pace, rows.after))
         right, whole = self.weighted.T @ left, float(rows.weight @ (left * left))
         found, least = np.zeros(len(right)), whole
         for some, inverse in self.inverses:
@@ -373,7 +379,8 @@ def jacobian(fit: Fit, steps: Steps, kernels: Kernels, pace: Floats, names: Sequ
     """[iteration, constant]: how each iteration's time grows with each constant; phase -1: clock and scale."""
     gpu = kernels.seconds(fit.scale, fit.clock)
     phase_of, columns = steps.phase, []
-    waits = gpu < pace * np.array([phase.launch for phase in fit.phases])[phase_of]
+    launch = np.array([phase.launch for phase in fit.phases])[phase_of]
+    waits = gpu < pace * launch + np.where(launch > 0.0, kernels.after, 0.0)
     for index, name in names:
         mine, phase = pace * (phase_of == index), fit.phases[index]
         beyond = np.maximum(0.0, steps.sequences - phase.full_sequences)
