@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -136,6 +137,34 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress._Bar, "show", lambda bar: shown.set())
     with progress.progress("simulating"):
         assert shown.wait(10)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_said_takes_the_place_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the start a bar is there; the one inside it counts; a text wipes it, and stands on a line of its own."""
+    from gnomon.cli import progress
+
+    terminal = _Terminal()
+    monkeypatch.setattr(progress._Bar, "first_s", 3600.0)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, terminal)
+    with progress.alive("working"):
+        progress._Bar.open[0].show()
+        with progress.progress("simulating", compiles=False) as report:
+            report(3, 4, "loss 0.5")
+            progress._Bar.open[0].show()
+            progress._Bar.open[1].show()
+        print("done")
+        progress._Bar.open[0].show()
+    assert sys.stdout is terminal
+    drawn = terminal.getvalue().split("\r")
+    assert drawn[1].startswith("working  0 s") and len(drawn) == 4
+    assert drawn[2].startswith("simulating  " + "━" * 18 + "─" * 6 + "  3 of 4  0 s  loss 0.5")
+    assert drawn[3] == "\x1b[Kdone\n", "wiped, and the bar of the start does not come back"
 
 
 def test_a_line_now_and_then_elsewhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,12 @@ def test_a_run_says_where_a_source_contradicts_it(monkeypatch):
     done = run(build(Scenario, SMALL))
     said = mix.judged(done)
     assert said.error > 0 and (said.warnings, said.notes) == ([], [])
+    assert said.sources == {"profile": pytest.approx(0.95, abs=0.15)}, "they agree, and that is said, too"
     slow = Timer(timer(source="profile").context)
     monkeypatch.setattr(mix, "other_timer", lambda *_: _Twice(slow))
     said = mix.judged(done)
     assert "profile has these iterations take" in said.warnings[0] and not said.notes
+    assert said.sources["profile"] == pytest.approx(1.9, abs=0.3)
     slow.source.uncertainty = lambda operator: 0.3
     said = mix.judged(done)
     assert said.warnings == [] and len(said.notes) == 1

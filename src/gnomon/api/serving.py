@@ -139,7 +139,7 @@ class Simulation(Result):
         said = judged(self.run)
         found.warnings.extend(said.warnings)
         found.notes.extend(said.notes)
-        return replace(found, timing_error=said.error)
+        return replace(found, timing_error=said.error, timing_sources=said.sources)
 
     @cached_property
     def headroom(self) -> Headroom:

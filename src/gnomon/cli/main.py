@@ -6,6 +6,7 @@ import click
 
 from gnomon import __version__
 from gnomon.cli.lazy import LazyGroup
+from gnomon.cli.progress import alive
 from gnomon.core.errors import GnomonError
 
 COMMANDS = {
@@ -74,7 +75,8 @@ def gnomon() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake is one paragraph and exit code 2."""
     try:
-        gnomon.main(args=arguments, prog_name="gnomon", standalone_mode=False)
+        with alive("working"):
+            gnomon.main(args=arguments, prog_name="gnomon", standalone_mode=False)
     except GnomonError as error:
         click.echo(f"gnomon: {error}", err=True)
         sys.exit(2)

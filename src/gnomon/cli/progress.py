@@ -1,22 +1,30 @@
-"""Progress of everything that takes long: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of everything that takes long: one line at the foot of a terminal, now and then a line elsewhere."""
 
+from __future__ import annotations
+
+import shutil
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import click
+
+from gnomon.core import units
 
 SHOW_AFTER_S = 0.4
 """What is done by then needs no bar; with half a second for starting up it is seen within a second of Enter."""
 SAY_EVERY_S, MOST_SELDOM_S = 10.0, 60.0
 """Seconds between two lines where no terminal shows a bar: at first, and at last."""
+WIDTH = 24
+"""Letters of a bar."""
 COMPILING = "Compiling the engine: once per version, about a minute on an idle machine."
 
-Report = Callable[[int, int], None]
+Report = Callable[..., None]
+"""Called with what is done and how much there is, and perhaps a few words to show beside it."""
 
 
 def say_if_compiling(more: str = "") -> None:
@@ -42,7 +50,7 @@ class _Shown(ABC):
     first_s, every_s = SHOW_AFTER_S, 0.2
 
     def __init__(self, words: str) -> None:
-        self.words, self.done, self.total = words, 0, 0
+        self.words, self.done, self.total, self.beside = words, 0, 0, ""
         self.began, self._over = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -54,8 +62,8 @@ class _Shown(ABC):
         self._over.set()
         self._thread.join()
 
-    def report(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
+    def report(self, done: int, total: int, beside: str = "") -> None:
+        self.done, self.total, self.beside = done, total, beside
 
     def _watch(self) -> None:
         wait = self.first_s
@@ -82,39 +90,85 @@ class _Lines(_Shown):
     def show(self) -> None:
         seconds = time.monotonic() - self.began
         far = f" {self.done:,} of {self.total:,}," if self.total else ""
-        click.echo(f"{self.words} ...{far} {seconds:.0f} s", err=True)
+        click.echo(f"{self.words} ...{far} {seconds:.0f} s{self.beside and '  '}{self.beside}", err=True)
 
 
 class _Bar(_Shown):
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self._bar: Any = None
+    """A line that is drawn over again and again, and gone in the end. Of bars within a bar the innermost is seen."""
 
-    def show(self) -> None:
-        if self._bar is None:
-            self._bar = _new_bar()
-            self._task = self._bar.add_task(self.words, total=None)
-            self._bar.start()
-        self._bar.update(self._task, completed=self.done, total=self.total or None)
+    open: ClassVar[list[_Bar]] = []
+    drawn: ClassVar[bool] = False
+    lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __enter__(self) -> Report:
+        self.open.append(self)
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if self._bar is not None:
-            self._bar.stop()
+        self.open.remove(self)
+        self.wipe()
+
+    def show(self) -> None:
+        with self.lock:
+            if self.open[-1] is self and not self._over.is_set():
+                columns = shutil.get_terminal_size().columns - 1
+                _write_past(f"\r{self.line()[:columns]}\x1b[K")
+                _Bar.drawn = True
+
+    def line(self) -> str:
+        """What is done in words, as a bar and in numbers; the time so far and, as far as that tells, still to come."""
+        seconds = time.monotonic() - self.began
+        parts = [self.words, f"{seconds:.0f} s"]
+        if self.total:
+            filled = "━" * (WIDTH * min(self.done, self.total) // self.total)
+            parts[1:1] = [f"{filled:─<{WIDTH}}", f"{self.done:,} of {self.total:,}"]
+            left = seconds / self.done * (self.total - self.done) if self.done else 0.0
+            parts[-1] += f", {units.seconds(left)} left" if left >= 1.0 else ""
+        return "  ".join([*parts, self.beside])
+
+    @classmethod
+    def wipe(cls) -> None:
+        """Make room for a text."""
+        with cls.lock:
+            if cls.drawn:
+                cls.drawn = False
+                _write_past("\r\x1b[K")
 
 
-def _new_bar() -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def _write_past(text: str) -> None:
+    """Write to the terminal, not as something that is said."""
+    stream = getattr(sys.stderr, "under", sys.stderr)
+    stream.write(text)
+    stream.flush()
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+class _Said:
+    """A stream at a terminal: what is said takes the place of the bar, and ends the one of the start."""
+
+    def __init__(self, under: Any, bar: _Bar) -> None:
+        self.under, self._bar = under, bar
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.under, name)
+
+    def write(self, text: str) -> int:
+        if text:
+            self._bar._over.set()
+            _Bar.wipe()
+        return int(self.under.write(text))
+
+
+@contextmanager
+def alive(words: str) -> Iterator[None]:
+    """At a terminal: a bar until something is said, so that also importing and reading are no silence."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    bar, streams = _Bar(words), (sys.stdout, sys.stderr)
+    sys.stdout, sys.stderr = (_Said(one, bar) if one.isatty() else one for one in streams)
+    try:
+        with bar:
+            yield
+    finally:
+        sys.stdout, sys.stderr = streams

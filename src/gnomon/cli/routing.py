@@ -1,9 +1,8 @@
 """`gnomon route`: train a router inside the simulator, tune one, compare all."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from gnomon.api.routing import Folder, RouteConfig, Watcher
 from gnomon.cli.lazy import NearGroup
 from gnomon.cli.options import SectionedCommand, answered, config_options, folder_option, worker_options
 from gnomon.cli.printing import json_option, show
-from gnomon.cli.progress import SAY_EVERY_S, progress, say_if_compiling
+from gnomon.cli.progress import progress
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError
 
@@ -65,49 +64,38 @@ def _resolved(config: str | None, overrides: dict[str, Any], out: Path | None) -
 
 @contextmanager
 def _watcher() -> Iterator[Watcher]:
-    """A bar with the latest metrics on a terminal; now and then a line elsewhere."""
-    say_if_compiling()
-    if sys.stderr.isatty():
-        yield from _bars()
-    else:
-        yield _lines()
-
-
-def _bars() -> Iterator[Watcher]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[beside]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as bars:
-        tasks: list[Any] = []
+    """A bar with the latest metrics for every stage, and a line when it is over."""
+    done = 0
+    with ExitStack() as stage:
+        report = stage.enter_context(_stage("starting", 0))
 
         def begin(what: str, total: int) -> None:
-            tasks.append(bars.add_task(what, total=total, beside=""))
+            nonlocal done, report
+            stage.close()
+            done, report = 0, stage.enter_context(_stage(what, total))
 
         def advance(metrics: dict[str, float]) -> None:
-            bars.update(tasks[-1], advance=1, beside=_beside(metrics))
+            nonlocal done
+            done += 1
+            report(done, _beside(metrics))
 
-        yield Watcher(begin, advance, lambda text: console.print(f"Warning: {text}", style="yellow", markup=False))
+        yield Watcher(begin, advance, lambda text: click.echo(f"Warning: {text}", err=True))
 
 
-def _lines() -> Watcher:
-    state: dict[str, Any] = {"what": "", "done": 0, "total": 0, "said": 0.0}
+@contextmanager
+def _stage(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """One stage of the training: yields what takes the steps that are done, and the latest metrics."""
+    last = (0, "")
 
-    def begin(what: str, total: int) -> None:
-        state.update(what=what, done=0, total=total, said=time.monotonic())
-        click.echo(f"{what} ...", err=True)
+    def step(done: int, beside: str) -> None:
+        nonlocal last
+        last = (done, beside)
+        report(done, total, beside)
 
-    def advance(metrics: dict[str, float]) -> None:
-        state["done"] += 1
-        if time.monotonic() - state["said"] > SAY_EVERY_S or state["done"] == state["total"]:
-            state["said"] = time.monotonic()
-            click.echo(f"  {state['what']} {state['done']}/{state['total']}  {_beside(metrics)}", err=True)
-
-    return Watcher(begin, advance, lambda text: click.echo(f"Warning: {text}", err=True))
+    with progress(what) as report:
+        yield step
+    if last[0]:
+        click.echo(f"{what} {last[0]}/{total}  {last[1]}", err=True)
 
 
 def _beside(metrics: dict[str, float]) -> str:

@@ -53,6 +53,8 @@ def convert(
     from gnomon import convert as converting
     from gnomon.core.files import write_text
 
+    if command_line == "-" and sys.stdin.isatty():
+        click.echo("Paste the command; Ctrl-D ends it.", err=True)
     given = sys.stdin.read() if command_line == "-" else command_line
     if tool in JOBS:
         from gnomon.convert.rl_commands import as_posttrain_yaml
@@ -105,6 +107,8 @@ def mcp(reports: Path) -> None:
     """
     from gnomon.api.mcp import server
 
+    if sys.stdin.isatty():
+        click.echo("Waiting for an assistant on the standard input; Ctrl-C ends it.", err=True)
     server(reports).run("stdio")
 
 

@@ -201,7 +201,10 @@ def timing_words(summary: Summary) -> str:
     if not summary.timing_error:
         return "as given"
     kernels = f"each kernel within {summary.timing_error:.0%} in the median, a whole server as the intervals say"
-    return f"{kernels}; host time included" if summary.has_host_time else f"{kernels}; kernels only: no host time"
+    others = [f"{name} {share:.2f}" for name, share in summary.timing_sources.items()]
+    beside = f"; by other sources, times as long: {', '.join(others)}" if others else ""
+    host = "host time included" if summary.has_host_time else "kernels only: no host time"
+    return f"{kernels}; {host}{beside}"
 
 
 def adapter_words(adapters: AdapterFigures) -> str:

@@ -86,6 +86,8 @@ class Judgement:
     """Where a source that claims to be more exact contradicts the one in use."""
     notes: list[str]
     """Where another source contradicts it."""
+    sources: dict[str, float]
+    """How many times as long the iterations take by every other source that is at hand."""
 
 
 def judged(run: Run) -> Judgement:
@@ -95,6 +97,7 @@ def judged(run: Run) -> Judgement:
     error = sum(used.error * used.seconds for _, used, _ in each) / seconds if seconds else 0.0
     warnings: dict[str, None] = {}
     notes: dict[str, None] = {}
+    others: dict[str, float] = {}
     for number, used, iterations in each:
         assert run.times is not None
         timer = run.times.timers[number]
@@ -103,6 +106,7 @@ def judged(run: Run) -> Judgement:
             if name == used.source:
                 continue
             other = estimate(other_timer(run.scenario.model, run.pools[number], name), iterations)
+            others[name] = others.get(name, 0.0) + other.seconds / used.seconds / len(each)
             if used.contradicts(other):
                 (warnings if other.error < used.error else notes)[in_words(used, other)] = None
-    return Judgement(error, list(warnings), list(notes))
+    return Judgement(error, list(warnings), list(notes), others)

@@ -135,6 +135,8 @@ class Summary:
     """Relative error to expect of the kernels' times, as their source states it; 0 where it was not asked."""
     has_host_time: bool
     """Whether the time of the engine's own code between kernels is part of the iterations."""
+    timing_sources: dict[str, float] = field(default_factory=dict)
+    """How many times as long the iterations would take by every other timing source that is at hand."""
     classes: list[ClassSummary] = field(default_factory=list)
     """Every class of users; empty where all are alike."""
     fairness: Fairness | None = None
