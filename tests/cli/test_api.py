@@ -9,6 +9,7 @@ import pytest
 import gnomon
 from gnomon.api.serving import DEFAULT_RATE, scenario
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.report.serving.compare import verdict
 from gnomon.serving.scenario import Scenario
 from serving_results import chat
 
@@ -98,6 +99,8 @@ def test_compare_varies_and_pairs() -> None:
     assert e2e.difference == pytest.approx((second["e2e_s"] - first["e2e_s"]).mean())
     assert e2e.is_clear
     assert e2e.difference < 0, "two GPUs are faster than one"
+    (said,) = verdict(comparison.summary)
+    assert said.startswith("Best at TTFT P99") and "tensor_parallel=2" in said.partition(";")[0]
 
 
 def test_overlays_hold_every_variant() -> None:

@@ -90,6 +90,7 @@ def test_config_reads_yaml_and_overrides(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("front:\n  spoke: 3\n", r"b\.yaml:2: unknown key 'front\.spoke'\. Did you mean 'spokes'\?"),
+        ("spokes: 3\n", r"b\.yaml:1: unknown key 'spokes'\. Did you mean 'front\.spokes'\?"),
         ("name: a\nfront:\n  spokes: many\n", r"b\.yaml:3: front\.spokes: .*valid integer.*'many'"),
         ("signal:\n  kind: horn\n  lenght: 3\n", r"b\.yaml:3: unknown key 'signal\.lenght'\. Did you mean 'length'\?"),
         ("signal:\n  kind: bell\n  pitch: low\n", r"b\.yaml:3: signal\.pitch: .*number.*'low'"),
@@ -114,6 +115,8 @@ def test_config_errors_name_file_line_and_key(tmp_path: Path, text: str, message
 def test_unknown_override_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no option --front\.spoks\. Did you mean --front\.spokes\?"):
         config.load(Bicycle, None, {"front.spoks": "3"})
+    with pytest.raises(ConfigError, match=r"no option --spokes\. Did you mean --front\.spokes\?"):
+        config.load(Bicycle, None, {"spokes": "3"})
 
 
 def test_config_round_trips(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_worst_figure_over_its_limit_is_what_counts() -> None:
     assert (found.good_share, found.unserved, found.turned_away) == (1.0, 0.0, 0.0)
     tight = judge(run, targets(ttft_s={"max": 3.0}, scheduling_delay_s={"mean": 0.4}))
     assert (tight.worst, tight.excess, tight.met) == ("scheduling_delay_s mean", pytest.approx(1.25), False)
-    assert tight.miss == "scheduling_delay_s mean is 1.25 x its limit"
+    assert tight.miss == "scheduling delay mean is 1.25 times its limit"
     assert judge(run, targets(ttft_s={"max": 3.0})).met, "a limit that is just reached is met"
     nothing = judge(run, targets())
     assert (nothing.excess, nothing.worst, nothing.met) == (0.0, "", True)

@@ -128,7 +128,7 @@ def test_controls_without_effect_are_out_of_sight(tab: Tab) -> None:
 
 FILES = ("small", "flat", "elastic")
 """Of the examples, in their order."""
-TINY = "devices=h100&tp=1&policies=vllm_v1&tokens=2048&effort=500"
+TINY = "devices=h100&tp=1&engines=&policies=vllm_v1&tokens=2048&effort=500"
 
 
 def wait_for_job(tab: Tab, page: str, words: str = "Done.") -> None:
@@ -144,6 +144,7 @@ def wait_for_job(tab: Tab, page: str, words: str = "Done.") -> None:
 def test_a_search_runs_and_its_points_open_in_serve(tab: Tab, runs_folder: Path) -> None:
     tab.open(f"/plan?{TINY}")
     assert "Press Search" in tab.text("plan-empty")
+    assert tab.text("plan-fits") == "1 configurations, 1 of which fit." and len(tab.traces("plan-space")) == 1
     tab.page.click("#plan-run")
     wait_for_job(tab, "plan")
     assert "Best: h100 TP1 PP1 vllm_v1 tokens=2048" in tab.text("plan-answer")
@@ -329,3 +330,32 @@ def test_no_id_is_given_twice(name: str, tmp_path: Path) -> None:
         drawn = page.layout({one.name: one.default for one in page.controls})
     ids = [one.id for one in drawn._traverse() if getattr(one, "id", None)]
     assert len(ids) == len(set(ids))
+
+
+def plan_values(**changes: object) -> dict[str, object]:
+    from gnomon.ui.pages.plan import PAGE
+
+    controls = [one for one in PAGE.controls if one.name != "dir"]  # Which looks into the folder of a server.
+    return PAGE.read({one.name: one.from_query(one.to_query(one.default)) for one in controls} | changes)
+
+
+def test_a_plan_takes_engines_and_prefill_and_decode_apart() -> None:
+    from gnomon.report.search.files import space_figure
+    from gnomon.ui.pages.plan import question_of
+
+    space = question_of(plan_values(engines=["sglang"], policies=["sarathi"], prefill="1, 2", decode="1")).space
+    assert [(one.engine, one.policy) for one in space.batching] == [("sglang", "sglang"), (None, "sarathi")]
+    assert space.disaggregated is not None and space.disaggregated.prefill_replicas == (1, 2)
+    drawn, words = space_figure(question_of(plan_values(model="llama-3-70b", devices=["h100"], tp="1, 4")))
+    assert [len(one["x"]) for one in drawn["data"]] == [1] and words[0] == "4 configurations, 2 of which fit."
+    assert "TP1" in words[1], "what does not fit is named"
+
+
+@pytest.mark.parametrize(("given", "where"), [({"engines": []}, "engines"), ({"prefill": "1"}, "decode")])
+def test_a_plan_that_lacks_something_says_where(given: dict[str, object], where: str) -> None:
+    from gnomon.ui.controls import ControlError
+    from gnomon.ui.pages.plan import question_of
+
+    with pytest.raises(ControlError) as caught:
+        question_of(plan_values(**given))
+    assert caught.value.control == where

@@ -306,8 +306,9 @@ def _check_dotted(model: type[BaseModel], keys: list[str], dotted: str) -> None:
             if any(m.model_config.get("extra") == "allow" for m in models):
                 return
             prefix = "".join(f"{k}." for k in keys[:depth])
-            near = nearest(key, known)
-            fix = f"Did you mean --{(prefix + near[0]).replace('_', '-')}?" if near else f"Known: {', '.join(known)}."
+            near = _of_that_name(model, keys[-1]) or [prefix + one for one in nearest(key, known)]
+            meant = " or ".join(f"--{one.replace('_', '-')}" for one in near[:3])
+            fix = f"Did you mean {meant}?" if near else f"Known: {', '.join(known)}."
             raise ConfigError(f"there is no option --{dotted}.", fix=fix)
         annotation = known[key].annotation
         models = submodels(annotation)
@@ -315,6 +316,12 @@ def _check_dotted(model: type[BaseModel], keys: list[str], dotted: str) -> None:
             if get_origin(annotation) is dict or annotation is dict or annotation is Any:
                 return
             raise ConfigError(f"there is no option --{dotted}.", fix=f"--{'.'.join(keys[: depth + 1])} takes a value.")
+
+
+def _of_that_name(model: type[BaseModel], name: str) -> list[str]:
+    """Fields with this very name in whatever section, by their dotted names, the nearest to the root first."""
+    found = [leaf.dotted for leaf in fields(model) if leaf.dotted.rpartition(".")[2] == name]
+    return sorted(found, key=lambda dotted: dotted.count("."))
 
 
 def _explain(
@@ -331,7 +338,7 @@ def _explain(
         return type(cause)(cause.what, where=place, fix=cause.fix) if type(cause) is ConfigError else cause
     if first["type"] == "extra_forbidden":
         known = [name for m in _models_at(model, path[:-1]) for name in m.model_fields]
-        near = nearest(str(path[-1]), known)
+        near = _of_that_name(model, str(path[-1])) or nearest(str(path[-1]), known)
         fix = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}."
         return ConfigError(f"unknown key {key!r}.", where=place, fix=fix)
     # The members of a union each complain about the same key: the first one will do.

@@ -67,6 +67,22 @@ _SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p5
 """Latencies that are reported whatever the SLO says."""
 
 
+WORDS = {
+    "ttft_s": "TTFT",
+    "tbt_s": "TBT",
+    "tpot_s": "TPOT",
+    "e2e_s": "E2E",
+    "scheduling_delay_s": "scheduling delay",
+}
+
+
+def latency_name(figure: str) -> str:
+    """`ttft_s p90` as people write it; what is no latency as it is."""
+    metric, _, statistic = figure.partition(" ")
+    shown = statistic.upper() if statistic.startswith("p") else statistic
+    return f"{WORDS[metric]} {shown}" if metric in WORDS else figure
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A run held against the SLO."""
@@ -88,7 +104,7 @@ class Verdict:
     def miss(self) -> str:
         """By how much it misses, in words."""
         if np.isfinite(self.excess):
-            return f"{self.worst} is {self.excess:.3g} x its limit"
+            return f"{latency_name(self.worst)} is {self.excess:.3g} times its limit"
         return f"{self.unserved:.1%} of the requests are refused" if self.unserved else self.worst
 
     @property

@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 from gnomon.convert.commands import ENGINES
 from gnomon.core import units
 from gnomon.core.config import dump, save
+from gnomon.core.errors import GnomonError
 from gnomon.core.files import write_text
 from gnomon.report import look
 from gnomon.report.blocks import Block, Card, Command, Figure, Line, Section, Table, lines, plots
 from gnomon.report.look import figure
 from gnomon.report.page import write_page
 from gnomon.report.search import text as words
-from gnomon.report.search.text import gpus, latency_name
-from gnomon.search.config import UNITS
+from gnomon.report.search.text import gpus
+from gnomon.search.config import UNITS, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix, cell_folder
-from gnomon.search.slo import shown
+from gnomon.search.slo import latency_name, price, shown
+from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import Found, is_on_front, latency_axes, winning_scenario
 from gnomon.serving.results.intervals import Interval
+from gnomon.serving.scenario.pools import resolve
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,6 +69,40 @@ def _scatter(found: Found, axis: str) -> Figure:
         legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
         shapes=[] if limit is None else [look.slo_line(limit * 1e3, textposition="end", xanchor="right", padding=3)],
     )  # fmt: skip
+
+
+def space_figure(question: SearchConfig) -> tuple[Figure, list[str]]:
+    """What a search will look at, before it does: the price of every placement against the tokens that its KV cache
+    holds; and in words how many there are, and what does not fit."""
+    groups: dict[str, dict[tuple[float, float], str]] = {}
+    space, refused = candidates(question), {}
+    for one in space:
+        try:
+            scenario = scenario_of(question, one)
+            held = sum(pool.num_kv_blocks * pool.batching.block_size * pool.num_ranks for pool in resolve(scenario))
+        except GnomonError as error:
+            refused[one.label] = error.what
+            continue
+        what = dict(one.overrides)
+        apart = ", prefill and decode apart" if "layout" in what else ""
+        points = groups.setdefault(f"{what['device']}{apart}", {})
+        points.setdefault((price(scenario).per_hour, float(held)), one.label)
+    data = [
+        {"type": "scatter", "mode": "markers", "name": name, "x": [x for x, _ in points], "y": [y for _, y in points],
+         "text": list(points.values()), "marker": {"size": 10, "color": look.COLOURS[number % len(look.COLOURS)]},
+         "hovertemplate": "%{text}: $%{x:.2f} per hour, KV for %{y:.3s} tokens<extra></extra>"}
+        for number, (name, points) in enumerate(groups.items())
+    ]  # fmt: skip
+    drawn = look.figure(
+        data, "Before the search: price and memory", 440, {"l": 62, "b": 90}, hovermode="closest", showlegend=True,
+        xaxis=look.AXIS | {"title": {"text": "dollars per hour"}, "rangemode": "tozero"},
+        yaxis=look.AXIS | {"title": {"text": "tokens in the KV cache"}, "rangemode": "tozero", "tickformat": "~s"},
+        legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
+    )  # fmt: skip
+    words = [f"{len(space):,} configurations, {len(space) - len(refused):,} of which fit."]
+    first = next(iter(refused.items()), None)
+    more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+    return drawn, words + ([f"Not {first[0]}{more}: {first[1]}"] if first else [])
 
 
 def _front_line(ranked: list[Record], axis: str, objective: Any, name: str) -> Figure:

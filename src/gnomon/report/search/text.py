@@ -11,14 +11,9 @@ from gnomon.report.blocks import Block, Command, Line, Table, lines, seconds
 from gnomon.search.config import LATENCIES, UNITS, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix
-from gnomon.search.slo import shown
+from gnomon.search.slo import WORDS, latency_name, shown
 from gnomon.search.study import Found, front, latency_axes
 from gnomon.serving.results.intervals import Interval
-
-WORDS = {
-    "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",
-}  # fmt: skip
-
 
 MAX_REASONS = 10
 LEFT = ("#", "configuration", "limited by", "front")
@@ -79,12 +74,6 @@ def bench_blocks(rows: list[tuple[str, str, str, Record]]) -> list[Block]:
             ]
         )
     ]
-
-
-def latency_name(figure: str) -> str:
-    """`ttft_s p90` as people write it."""
-    metric, _, statistic = figure.partition(" ")
-    return f"{WORDS[metric]} {statistic.upper() if statistic.startswith('p') else statistic}"
 
 
 def slo_words(search: SearchConfig) -> str:
@@ -163,8 +152,7 @@ def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
 
 def limited_by(record: Record) -> str:
     """What is not met just above the capacity."""
-    name = record.binding or ""
-    return latency_name(name) if name.split(" ")[0] in WORDS else name
+    return latency_name(record.binding or "")
 
 
 def account(found: Found) -> list[str]:

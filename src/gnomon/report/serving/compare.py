@@ -85,7 +85,38 @@ def text(result: Any) -> list[Block]:
     notes = dict.fromkeys(note for one in summaries.values() for note in one.notes)
     paired = _paired_tables(result.baseline, result.differences)
     warned = lines(warnings(summaries), "warning")
-    return [*_variant_tables(summaries, result.intervals), *paired, *warned, *lines(notes, "note")]
+    won = lines(verdict(summaries))
+    return [*won, *_variant_tables(summaries, result.intervals), *paired, *warned, *lines(notes, "note")]
+
+
+CONTESTED: dict[str, Callable[[Summary], float | None]] = {
+    "SLO met": lambda one: -one.slo.attainment if one.slo is not None else None,
+    "TTFT P99": lambda one: one.latency.ttft_s.p99,
+    "TPOT P99": lambda one: one.latency.tpot_s.p99,
+    "E2E P99": lambda one: one.latency.e2e_s.p99,
+    "requests/s": lambda one: -one.throughput.requests_per_s,
+    "$ per output token": lambda one: one.cost.per_million_output_tokens,
+}
+"""What variants are held against each other by; the least is the best."""
+A_DRAW = 0.01
+"""Variants within so much of the best share the first place, and where all do, there is none."""
+
+
+def verdict(summaries: Mapping[str, Summary]) -> list[str]:
+    """Who is best at what, in one sentence."""
+    won: dict[tuple[str, ...], list[str]] = {}
+    for what, figure in CONTESTED.items():
+        values = {name: figure(one) for name, one in summaries.items()}
+        known = {name: value for name, value in values.items() if value is not None}
+        if len(known) == len(values) > 1:
+            least = min(known.values())
+            first = tuple(name for name, value in known.items() if value <= least + A_DRAW * abs(least))
+            won.setdefault(first, []).append(what)
+    alike = won.pop(tuple(summaries), [])
+    told = [f"best at {', '.join(of)}: {' and '.join(names)}" for names, of in won.items()]
+    told += [f"alike within 1 %: {', '.join(alike)}"] if alike else []
+    said = "; ".join(told)
+    return [f"{said[0].upper()}{said[1:]}."] if said else []
 
 
 def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:
@@ -200,6 +231,7 @@ def _write_report(result: Any, path: Path, places: Mapping[str, str]) -> None:
     overlays = plots({name: draw for name, draw in drawn.items() if name in LATENCIES})
     changes = plots({name: draw for name, draw in drawn.items() if name not in LATENCIES}, "short")
     blocks = [
+        *lines(verdict(result.summary)),
         *lines(warnings(result.summary), "warning"),
         Section("Latency", [*overlays, *_variant_tables(result.summary, result.intervals)]),
         Section("Change, request by request", [*changes, *_paired_tables(result.baseline, result.differences)]),

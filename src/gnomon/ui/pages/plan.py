@@ -16,6 +16,7 @@ from gnomon.convert.commands import ENGINES
 from gnomon.core.config import build, dump
 from gnomon.core.errors import GnomonError
 from gnomon.report.search import text as words
+from gnomon.report.search.files import space_figure
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards, copy_box, graph, notice, plots, section, table
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Text
@@ -37,10 +38,18 @@ def question_of(values: Mapping[str, Any]) -> SearchConfig:
         good = {"ttft_s": values["ttft"], "tpot_s": values["tbt"]}
         limits = {"goodput": {key: value / 1e3 for key, value in good.items() if value} or None}
     sizes = {"max_batch_tokens": values["tokens"], "max_sequences": values["sequences"]}
+    schedulers = [{"engine": one} for one in values["engines"]] + [{"policy": one} for one in values["policies"]]
+    if not schedulers:
+        raise ControlError("engines", "Choose an engine, or a batching policy.")
+    counts = {f"{role}_replicas": values[role] for role in ("prefill", "decode")}
+    if any(counts.values()) and not all(counts.values()):
+        raise ControlError("decode", "Give the replicas of both, or of neither.")
+    degrees = {f"{role}_tensor_parallel": values["tp"] for role in ("prefill", "decode")}
     space = {
         "device": values["devices"], "tensor_parallel": values["tp"], "pipeline_parallel": values["pp"],
         "num_replicas": values["replicas"],
-        "batching": [{"policy": policy} | sizes for policy in values["policies"]],
+        "batching": [one | sizes for one in schedulers],
+        "disaggregated": counts | degrees if all(counts.values()) else None,
     }  # fmt: skip
     data = {
         "model": values["model"], "workload": {"preset": values["workload"]}, "slo": limits, "space": space,
@@ -91,6 +100,7 @@ def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Sear
     return found
 
 
+SPACE = "Price of every configuration against its KV cache"
 PLOTS = ("ttft_front", "tbt_front")
 PLOT_PX = 440
 NO_SEARCH = (
@@ -143,8 +153,12 @@ CONTROLS: tuple[Control, ...] = (
     Counts("tp", "Tensor parallel", "1, 2", group="Space", field="space.tensor_parallel"),
     Counts("pp", "Pipeline parallel", "1", group="Space", field="space.pipeline_parallel"),
     Counts("replicas", "Replicas", "", optional=True, group="Space", field="space.num_replicas", help="1 unless given"),
-    Some("policies", "Batching", ("vllm_v1", "sarathi"), options=policy_names, wide=True, group="Space",
-         field="batching policy"),
+    Counts("prefill", "Prefill replicas", "", optional=True, group="Space", help="And decode apart, if both are given"),
+    Counts("decode", "Decode replicas", "", optional=True, group="Space", field="space.disaggregated"),
+    Choices("engines", "Engines", ("vllm",), options={name: one.name for name, one in ENGINES.items()}, wide=True,
+            group="Space", field="engine"),
+    Choices("policies", "Batching without an engine", (), options=policy_names, wide=True, group="Space",
+            field="batching policy"),
     Counts("tokens", "Token budgets", "512, 2048", optional=True, group="Space", field="space.batching"),
     Counts("sequences", "Batch caps", "", optional=True, group="Space", help="The policy's own unless given"),
     Choice("strategy", "Strategy", "smart", group="Effort",
@@ -164,9 +178,11 @@ def body(state: dict[str, Any]) -> list[Component]:
         html.P("Click a point to open it in Serve.", className="more"),
         plots(*drawn),
     )
+    fits = html.P(id=PAGE.id("fits"), className="more")
+    before = section("", fits, graph(PAGE.id("space"), PLOT_PX, label=SPACE))
     return [
         section("", job_panel(PAGE, "Search")),
-        html.Div(notice(NO_SEARCH), id=PAGE.id("empty")),
+        html.Div([notice(NO_SEARCH), before], id=PAGE.id("empty")),
         html.Div(
             [html.Div(id=PAGE.id("answer")), plotted, html.Div(id=PAGE.id("tables"))],
             id=PAGE.id("found"),
@@ -178,6 +194,18 @@ def body(state: dict[str, Any]) -> list[Component]:
 def register(app: Dash) -> None:
     """Show the answer of the job or of the folder; a click on a point goes to Serve."""
     register_job(app, PAGE, run_search, asked)
+
+    @callback(
+        app,
+        output=[Output(PAGE.id("space"), "figure"), Output(PAGE.id("fits"), "children")],
+        inputs={"raw": {name: one for name, one in PAGE.inputs().items() if name not in ("dir", "job")}},
+    )
+    def look(raw: dict[str, Any]) -> Any:
+        try:
+            drawn, told = space_figure(question_of(PAGE.read(raw)))
+        except GnomonError:  # Said where it was made, when the search is asked for.
+            return no_update, no_update
+        return drawn, " ".join(told)
 
     @callback(
         app,
