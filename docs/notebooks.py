@@ -43,7 +43,7 @@ def _shown(output: Any, id: str) -> str:
     data = output.get("data", {})
     if PLOTLY in data:
         layout = {name: data[PLOTLY].get(name, {}) for name in ("data", "layout")}
-        call = f"Plotly.newPlot('{id}', {json.dumps(layout)[:-1]}, \"config\": {{\"responsive\": true}}}})"
+        call = f'Plotly.newPlot(\'{id}\', {json.dumps(layout)[:-1]}, "config": {{"responsive": true}}}})'
         safe = call.replace("</", "<\\/")
         return f"<div id='{id}'></div><script>{safe}</script>"
     if "text/html" in data:

@@ -126,3 +126,43 @@ def test_the_drawing_of_the_rooms_is_true_to_the_code() -> None:
     rooms = {room for line in drawn for room in line.split()}
     folders = {path.parent.name for path in sources.glob("*/__init__.py")} - {"measure"}
     assert rooms == folders
+
+
+def test_every_question_goes_from_a_command_to_a_decision() -> None:
+    """Each question of the home page has a page with a command that is there, and what follows from its answer."""
+    from gnomon.cli.main import COMMANDS
+
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "questions").glob("*.md")}
+    assert set(re.findall(r"\(questions/([\w-]+\.md)\)", home)) == set(pages)
+    for name, text in pages.items():
+        commands = re.findall(r"^gnomon ([\w-]+)", text, re.MULTILINE)
+        assert commands and set(commands) <= set(COMMANDS), name
+        assert "**Decision.**" in text, name
+
+
+def test_the_glossary_has_the_words_of_cards_and_columns() -> None:
+    from gnomon.report.serving.page import TERMS
+    from gnomon.search.slo import WORDS
+
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    short = {text.partition(":")[0] for text in TERMS.values()} & {"TTFT", "TPOT", "E2E"}
+    for word in {*short, *(one for one in WORDS.values() if one.isupper()), "capacity", "KV cache", "MFU", "goodput"}:
+        assert re.search(rf"^\| (?:[^|]*\b)?{word}\b", glossary, re.MULTILINE), word
+
+
+def test_a_notebook_becomes_a_page() -> None:
+    module = runpy.run_path(str(ROOT / "docs" / "notebooks.py"))
+    nbformat = pytest.importorskip("nbformat")
+    new = nbformat.v4
+    figure = {"application/vnd.plotly.v1+json": {"data": [{"y": [1, 2]}], "layout": {"title": "</script>"}}}
+    outputs = [
+        new.new_output("display_data", data=figure),
+        new.new_output("execute_result", data={"text/html": "<table>\n\n<tr></tr></table>", "text/plain": "x"}),
+        new.new_output("stream", text="1 < 2"),
+    ]
+    cells = [new.new_markdown_cell("# Why?"), new.new_code_cell("result", outputs=outputs)]
+    page = module["as_markdown"](new.new_notebook(cells=cells))
+    assert "# Why?" in page and "```python\nresult\n```" in page and "<pre>1 &lt; 2</pre>" in page
+    assert "<div><table> <tr></tr></table></div>" in page, "an empty line would end the HTML"
+    assert page.count("</script>") == 2, "what a figure says does not end its script"
