@@ -32,3 +32,21 @@ def test_short_names_in_a_file(tmp_path: Path) -> None:
     found = scenario(path)
     assert (found.device, found.workload.rate, found.workload.num_requests) == ("h100", 3.0, 50)
     assert (found.replica.tensor_parallel, found.replica.memory_utilization) == (2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "first"),
+    [
+        ("--max-num-seqs", "--batching.max-sequences"),
+        ("--mem-fraction-static", "--replica.memory-utilization"),
+        ("--speculative", "--replica.speculative.num-tokens"),
+        ("--kv-dtype", "--timing.kv-dtype"),
+        ("--modle", "--model"),
+    ],
+)
+def test_a_flag_of_an_engine_or_of_a_section_is_answered_with_ours(wrong: str, first: str) -> None:
+    from gnomon.api.serving import Scenario
+    from gnomon.cli.options import nearest_flags
+    from gnomon.core.config import fields
+
+    assert nearest_flags(wrong, [leaf.flag for leaf in fields(Scenario)])[0] == first

@@ -144,7 +144,7 @@ def wait_for_job(tab: Tab, page: str, words: str = "Done.") -> None:
 def test_a_search_runs_and_its_points_open_in_serve(tab: Tab, runs_folder: Path) -> None:
     tab.open(f"/plan?{TINY}")
     assert "Press Search" in tab.text("plan-empty")
-    assert tab.text("plan-fits") == "1 configurations, 1 of which fit." and len(tab.traces("plan-space")) == 1
+    assert tab.text("plan-fits") == "Configurations: 1, of which 1 fit." and len(tab.traces("plan-space")) == 1
     tab.page.click("#plan-run")
     wait_for_job(tab, "plan")
     assert "Best: h100 TP1 PP1 vllm_v1 tokens=2048" in tab.text("plan-answer")
@@ -347,7 +347,7 @@ def test_a_plan_takes_engines_and_prefill_and_decode_apart() -> None:
     assert [(one.engine, one.policy) for one in space.batching] == [("sglang", "sglang"), (None, "sarathi")]
     assert space.disaggregated is not None and space.disaggregated.prefill_replicas == (1, 2)
     drawn, words = space_figure(question_of(plan_values(model="llama-3-70b", devices=["h100"], tp="1, 4")))
-    assert [len(one["x"]) for one in drawn["data"]] == [1] and words[0] == "4 configurations, 2 of which fit."
+    assert [len(one["x"]) for one in drawn["data"]] == [2] and words[0] == "Configurations: 4, of which 2 fit."
     assert "TP1" in words[1], "what does not fit is named"
 
 

@@ -95,14 +95,25 @@ def _help_all_option() -> click.Option:
 
 
 def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
-    """Flags that end in what was written, else those that look like it, wholly or in their last part."""
+    """Flags that end in what was written, then those that look like it, wholly or in their last part, then those of a
+    section of that name."""
     known = list(dict.fromkeys(flags))
     last = {flag: flag.removeprefix("--").rpartition(".")[2] for flag in known}
     word = wrong.removeprefix("--").replace("_", "-").rpartition(".")[2]
     ending = [flag for flag in known if last[flag] == word]
     near = get_close_matches(wrong, known, n=3, cutoff=0.8)
     close = set(get_close_matches(word, list(last.values()), n=3, cutoff=0.75))
-    return list(dict.fromkeys([*ending, *near, *(flag for flag in known if last[flag] in close)]))[:4]
+    section = [flag for flag in known if word in flag.removeprefix("--").split(".")]
+    meant = [*ending, *_of_an_engine(word), *near, *(flag for flag in known if last[flag] in close), *section]
+    return [flag for flag in dict.fromkeys(meant) if flag in last][:4]
+
+
+def _of_an_engine(word: str) -> list[str]:
+    """The flags for what an engine calls so: `--max-num-seqs` of vLLM is `--batching.max-sequences` here."""
+    from gnomon.convert.options import option_map
+
+    options = [option_map(tool).options.get(word.replace("-", "_")) for tool in ("vllm", "sglang", "trtllm")]
+    return [f"--{field.replace('_', '-')}" for one in options if one is not None for field in one.targets]
 
 
 class _FieldOption(click.Option):

@@ -99,7 +99,7 @@ def space_figure(question: SearchConfig) -> tuple[Figure, list[str]]:
         yaxis=look.AXIS | {"title": {"text": "tokens in the KV cache"}, "rangemode": "tozero", "tickformat": "~s"},
         legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
     )  # fmt: skip
-    words = [f"{len(space):,} configurations, {len(space) - len(refused):,} of which fit."]
+    words = [f"Configurations: {len(space):,}, of which {len(space) - len(refused):,} fit."]
     first = next(iter(refused.items()), None)
     more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
     return drawn, words + ([f"Not {first[0]}{more}: {first[1]}"] if first else [])
