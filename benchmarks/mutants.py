@@ -201,7 +201,8 @@ def _child(sources: Path, tests: tuple[str, ...], watcher: Watcher | None, mutan
         if mutant:
             apply(mutant, sources)
         options = ["-q", *([] if watcher else ["-x"]), "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # As it must be.
+        options += ["--assert=plain"]  # Test files are imported already, and only whether they pass is asked.
+        options += ["-p", "no:unraisableexception", "-p", "no:threadexception"]  # They collect garbage, for a second.
         code = int(pytest.main([*options, *tests], plugins=[watcher] if watcher else None))
     except BaseException:
         traceback.print_exc()
@@ -219,6 +220,16 @@ def import_all(sources: Path) -> None:
             name = ".".join(path.relative_to(sources.parent).with_suffix("").parts).removesuffix(".__init__")
             with suppress(ImportError):  # Extras that are not installed.
                 import_module(name)
+
+
+def import_tests(sources: Path, files: tuple[str, ...]) -> None:
+    """The test files that mutants are shown to, and what they share."""
+    root = sources.parent.parent
+    for folder in dict.fromkeys([root / "tests", *((root / name).parent for name in files)]):
+        sys.path.insert(0, str(folder))
+    for name in files:
+        import_module(Path(name).stem)
+    pytest.main(["--version"])  # Imports pytest's own modules, too.
 
 
 def check_unchanged(sources: Path, notes: dict[str, Any]) -> None:
@@ -252,8 +263,10 @@ def apply(mutant: Mutant, sources: Path) -> None:
     shutil.copytree(sources.parent, other)
     (other / "gnomon" / mutant.module).write_bytes(changed)
     sys.path.insert(0, str(other))
-    for module in [one for one in sys.modules if one.split(".")[0] == "gnomon"]:
-        del sys.modules[module]
+    tests = f"{sources.parent.parent / 'tests'}/"
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "gnomon" or (getattr(module, "__file__", None) or "").startswith(tests):
+            del sys.modules[name]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -281,6 +294,7 @@ def sample(count: int, seed: int, modules: tuple[str, ...]) -> list[Mutant]:
 def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
     """Run a sample of mutants and print those that no test noticed."""
     os.environ |= {"GNOMON_JIT": "0", "HYPOTHESIS_STORAGE_DIRECTORY": tempfile.gettempdir()}
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     for library in LIBRARIES:
         import_module(library)
@@ -298,6 +312,7 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
         watch_tests(sources, files, notes, LONGEST_S)
         noted = json.loads(notes.read_text())
         import_all(sources)
+        import_tests(sources, files)
         check_unchanged(sources, {name: noted[name] for name in files})
         for number, mutant in enumerate(mutants, 1):
             chosen = choose_tests(mutant, tests_of(mutant.module), noted)

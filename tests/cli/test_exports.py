@@ -69,6 +69,11 @@ def test_what_we_read_comes_back(run, tmp_path, name):
     assert (back.requests.output_tokens == q.output_tokens).all()
 
 
+def test_aiperf_has_no_line_where_nothing_is_finished(tmp_path):
+    one = gnomon.simulate(requests=1, time_limit_s=1e-6, intervals=False)
+    assert written(one, "aiperf", tmp_path) == ""
+
+
 def test_guidellm_says_milliseconds(run, tmp_path):
     found = json.loads(written(run, "guidellm", tmp_path))["benchmarks"][0]
     ttft = found["metrics"]["time_to_first_token_ms"]["successful"]

@@ -24,11 +24,12 @@ from combinations.checks import (
     simulated,
 )
 from combinations.draw import Data, Drawer
+from combinations.shown import check_saved, check_served, check_shown
 from gnomon.core.errors import GnomonError
 
 TRIES = 40
 """Draws are mended so often before they count as refused."""
-CHECKS = ("run", "explained", "again", "restarted", "easier")
+CHECKS = ("run", "explained", "again", "saved", "shown", "served", "restarted", "easier")
 
 
 @dataclass
@@ -161,6 +162,12 @@ def _examined(data: Data, checks: tuple[str, ...], seed: int) -> Ended:
             again = simulated(data)
             ended.seconds = time.process_time() - start
             check_same(said, digest(again), "same seed")
+        if "saved" in checks:
+            check_saved(first, said)
+        if "shown" in checks:
+            check_shown(first, random.Random(f"shown {seed}"))
+        if "served" in checks and check_served(first, random.Random(f"served {seed}")):
+            done.append("served")
         if "restarted" in checks and check_restarted(data, random.Random(seed).uniform(0.1, 0.9)):
             done.append("restarted")
         if "easier" in checks and is_steady(data):

@@ -24,6 +24,7 @@ KINDS = {
     "front ends": {"front_end": {"per_request_s": 0.004, "per_replica": True}, "num_replicas": 2},
     "adapters": {"workload.adapters": {"count": 3}, "lora.max_loaded": 2, "num_replicas": 2},
     "apart": {"pools": [{"role": "prefill"}, {"role": "decode"}]},
+    "slow spells": {"timing.host.slow_share": 0.4, "timing.host.slow_factor": 4.0, "timing.host.slow_spell_s": 0.3},
     "least outstanding": {"num_replicas": 3, "router": "least_outstanding"},
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from combinations import cases, checks
+from combinations import cases, checks, shown
 from combinations.cases import examined
 from combinations.checks import Violation, check_same
 from combinations.draw import LEFT_OUT, RANGES, Drawer, models, registries, unknown_texts
@@ -193,6 +193,37 @@ def test_a_replica_that_keeps_something_of_its_former_life_is_noticed(monkeypatc
     monkeypatch.setattr(checks, "run", keeping)
     with pytest.raises(Violation, match="restarted"):
         checks.check_restarted(busy, 0.3)
+
+
+def test_a_saved_scenario_that_runs_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examined(SMALL, ("saved",)).status == "ok"
+    monkeypatch.setattr(shown, "spelled_out", lambda one: one.model_copy(update={"seed": 7}))
+    assert examined(SMALL, ("saved",)).kind == "saved"
+
+
+def test_what_cannot_be_shown_and_json_that_is_none_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examined(SMALL, ("shown",)).status == "ok"
+
+    def write_nothing(done: Any, summary: Any, folder: str, extras: Any) -> None:
+        (Path(folder) / "summary.json").write_text('{"mean": NaN}')
+
+    monkeypatch.setattr(shown, "write_run", write_nothing)
+    ended = examined(SMALL, ("shown",))
+    assert (ended.kind, ended.what) == ("shown", "summary.json says NaN, which is no JSON")
+    monkeypatch.setattr(shown, "write_run", None)
+    assert examined(SMALL, ("shown",)).kind[:9] == "TypeError"
+
+
+def test_a_server_that_answers_otherwise_than_simulated_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, real = examined(SMALL, ("served",)), shown._opened
+    assert (ended.status, ended.done) == ("ok", ("served",))
+
+    def slower(scenario: Any, count: int) -> Any:
+        front = scenario.front_end.model_copy(update={"per_request_s": 0.002})
+        return real(scenario.model_copy(update={"front_end": front}), count)
+
+    monkeypatch.setattr(shown, "_opened", slower)
+    assert examined(SMALL, ("served",)).kind == "served"
 
 
 def test_a_warning_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

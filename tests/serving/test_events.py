@@ -110,3 +110,12 @@ def test_chunks_change_nothing():
     setup, requests = scarce(6)
     with_log, without = run(setup, requests=requests, keep_chunks=100), run(setup, requests=requests)
     assert with_log.cluster.requests.finished_s.tolist() == without.cluster.requests.finished_s.tolist()
+
+
+def test_clients_that_give_up():
+    """The first computes for ever, the second waits for its place; both leave after 3 s."""
+    patient = {"batching": {"max_sequences": 1}, "workload": {"patience": {"give_up_after_s": 3.0}}}
+    _, events = events_of(one_second_per_token(**patient), requests_of([0.0, 1.0], [2, 2], [90, 1]))
+    assert story(events, 1) == [("arrival", 1.0, None), ("queued", 1.0, None), ("scheduled", 3.0, None),
+                                ("chunk", 3.0, 2), ("abandoned", 4.0, None)]  # fmt: skip
+    assert [event for event, _, _ in story(events, 0)][-2:] == ["first_token", "abandoned"]

@@ -23,7 +23,7 @@ from gnomon.serving.features.front_end import is_before_router
 from gnomon.serving.run.build import build_cluster
 from gnomon.serving.run.cancel import cancel, forget_own_keys
 from gnomon.serving.run.driving import OpenCluster
-from gnomon.serving.run.simulate import open_cluster
+from gnomon.serving.run.simulate import open_cluster, paced
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
 from gnomon.serving.scenario.pools import bake, resolve
@@ -64,7 +64,7 @@ class LiveCluster:
         self.pools = resolve(scenario, drawn)
         self.max_tokens = min(pool.max_request_tokens for pool in self.pools)
         places = _places(self.pools, drawn, slots, room, self.max_tokens)
-        self.times = bake(scenario.model, self.pools, places)
+        self.times = paced(bake(scenario.model, self.pools, places), scenario)
         cluster = build_cluster(self.pools, places, scenario.seed, None, scenario.lora.max_loaded)
         with function_arguments():
             self.opened: OpenCluster = open_cluster(

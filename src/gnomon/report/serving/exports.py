@@ -253,8 +253,8 @@ def _aiperf(f: _Figures) -> str:
                    "inter_token_latency": (gap_s * 1e3, "ms"), "input_sequence_length": (int(f.prompt[i]), "tokens"),
                    "output_sequence_length": (int(f.output[i]), "tokens")}  # fmt: skip
         told = {name: {"value": value, "unit": unit} for name, (value, unit) in metrics.items()}
-        lines.append(json.dumps({"metadata": about, "metrics": told, "error": None}))
-    return "\n".join(lines) + "\n"
+        lines.append(json.dumps({"metadata": about, "metrics": told, "error": None}) + "\n")
+    return "".join(lines)
 
 
 def _vllm_bench(f: _Figures) -> str:

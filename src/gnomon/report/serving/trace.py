@@ -22,8 +22,8 @@ from gnomon.serving.results.latency_breakdown import NAMES, accounts
 from gnomon.serving.run.simulate import Run
 
 EVENTS = (
-    "arrival", "queued", "shed", "rejected", "prefilled", "transfer", "transferred", "first_token", "finished",
-    "preempted", "restarted", "scheduled", "resumed", "chunk",
+    "arrival", "queued", "shed", "rejected", "abandoned", "prefilled", "transfer", "transferred", "first_token",
+    "finished", "preempted", "restarted", "scheduled", "resumed", "chunk",
 )  # fmt: skip
 """In the order in which those of one moment are listed: what an iteration brought, then what the next one needs."""
 MOST_CHUNKS = 4_000_000

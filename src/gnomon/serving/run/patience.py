@@ -103,6 +103,7 @@ class Patience:
         q, gone = cluster.requests, np.isfinite(self.left_s)
         q.status[gone], q.last_reply_s[gone] = ABANDONED, 0.0
         q.finished_s[gone] = self.left_s[gone]
+        q.first_token_s[gone & (q.first_token_s > self.left_s)] = -1.0  # Nobody was there to see it.
         kept = np.flatnonzero((np.arange(q.size) < self.count) | (q.status != NOT_ARRIVED))
         if not requests.concurrency:
             kept = kept[np.argsort(q.arrival_s[kept], kind="stable")]

@@ -21,7 +21,7 @@ from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.autoscaling.replicas import FleetRecord
 from gnomon.serving.autoscaling.setup import new_manager, record_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
-from gnomon.serving.engine.calendar import NEVER, Calendar, new_calendar, report_ends
+from gnomon.serving.engine.calendar import NEVER, new_calendar, report_ends
 from gnomon.serving.engine.cluster import serve
 from gnomon.serving.engine.context import Environment, Fleet, RouterInputs, without_features
 from gnomon.serving.engine.guard import Guard
@@ -120,8 +120,7 @@ def run(
                               fix=f"Leave patience out, or the {who}.")  # fmt: skip
         offered = with_tries(offered, patience)
     times = no_times(pools) if recording else bake(scenario.model, pools, offered)
-    if scenario.timing.host is not None:
-        times = replace(times, tables=times.tables._replace(host_pace=scenario.timing.host.paces(scenario.seed)))
+    times = paced(times, scenario)
     if adjust is not None:
         times = replace(times, tables=adjust(times.tables))
     cluster = build_cluster(pools, offered, scenario.seed, recording, scenario.lora.max_loaded)
@@ -148,6 +147,13 @@ def run(
         tiers=env.tiers if scenario.kv_tiers.is_used else None,
         adapters=env.adapters if env.adapters.load_s.size else None,
     )  # fmt: skip
+
+
+def paced(times: Times, scenario: Scenario) -> Times:
+    """Times with the spells of a slow host in them."""
+    if scenario.timing.host is None:
+        return times
+    return replace(times, tables=times.tables._replace(host_pace=scenario.timing.host.paces(scenario.seed)))
 
 
 def _serve(
@@ -201,9 +207,8 @@ def open_cluster(
     front = open_front_end(scenario.front_end, cluster, sum(pool.num_replicas for pool in pools), in_order=is_known)
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
-    guard = Guard(
-        cluster, policies, spec.route, gate.admit, decide.decide, _progress_between(on_progress, calendar, total)
-    )
+    tell = None if on_progress is None else (lambda: on_progress(int(calendar.book[0].num_sent), total))
+    guard = Guard(cluster, policies, spec.route, gate.admit, decide.decide, tell)
     model = catalog.model(scenario.model)
     transfers = open_pools(scenario, model, pools, cluster, calendar, total)
     env = Environment(
@@ -338,15 +343,6 @@ def predicted_outputs(config: RouterConfig, requests: Requests, seed: int) -> Fl
         return truth
     errors = stream(seed, "length predictions").standard_normal(len(requests))
     return np.maximum(1.0, truth * np.exp(config.length_noise * errors))
-
-
-def _progress_between(
-    on_progress: Callable[[int, int], None] | None, calendar: Calendar, total: int
-) -> Callable[[], None] | None:
-    """Says how many requests have been sent, also while nothing but the last ones are served."""
-    if on_progress is None:
-        return None
-    return lambda: on_progress(int(calendar.book[0].num_sent), total)
 
 
 def _slices(total: int, on_progress: Callable[[int, int], None] | None) -> Any:
