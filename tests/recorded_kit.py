@@ -27,7 +27,7 @@ def _recorded(subject: str) -> dict[str, Any]:
 
 def check_recorded(subject: str, case: str, found: dict[str, Any]) -> None:
     """Compare with what was recorded: numbers to ten digits, all else exactly."""
-    known, found = _recorded(subject), {name: _plain(value) for name, value in found.items()}
+    known, found = _recorded(subject), {name: shortened(_plain(value)) for name, value in found.items()}
     if IS_RECORDING:
         known[case] = found
         lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(known.items()))
@@ -37,6 +37,20 @@ def check_recorded(subject: str, case: str, found: dict[str, Any]) -> None:
     assert list(found) == list(known[case])
     for name, value in known[case].items():
         assert found[name] == _near(value), f"{case}: {name}"
+
+
+HEAD, LONG = 4, 8
+"""Numbers of a list of more than eight that are recorded as they are."""
+
+
+def shortened(value: Any) -> Any:
+    """A long list of numbers as its head, its length, its sum and a sum in which every place has a weight of its own:
+    nobody checks forty numbers, and these change with any of them."""
+    if not isinstance(value, list) or len(value) <= LONG or not all(type(one) in (int, float) for one in value):
+        return value
+    weights = [(place * 7919 + 101) % 997 / 997 for place in range(len(value))]
+    weighed = sum(abs(one) * weight for one, weight in zip(value, weights, strict=True))
+    return _plain([*value[:HEAD], len(value), sum(value), weighed])
 
 
 def _near(value: Any) -> Any:

@@ -58,6 +58,12 @@ def test_code_is_found_again_and_said_nothing(program: Path, tmp_path: Path) -> 
     assert run(program, GNOMON_CACHE=home) == ("3 6.0 1", "")
 
 
+def test_of_two_that_start_together_one_compiles(program: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "GNOMON_CACHE": str(tmp_path / "cache")}
+    both = [subprocess.Popen([sys.executable, str(program)], env=environment, stdout=subprocess.PIPE) for _ in range(2)]
+    assert sorted(one.communicate(timeout=120)[0].decode().strip() for one in both) == ["3 6.0 0", "3 6.0 1"]
+
+
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", ["empty", "cut", "changed"])
 def test_damaged_code_is_compiled_again_and_the_folder_named(

@@ -5,11 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gnomon.catalog.library import DATA
 from gnomon.catalog.model_library import model
-from gnomon.core.text import read_json
+from gnomon.core.text import own_yaml, read_json
 
 KEYS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
@@ -27,7 +25,7 @@ def generation_config(name_or_path: str) -> dict[str, float]:
 
 @cache
 def _known() -> list[tuple[str, dict[str, float]]]:
-    entries = yaml.safe_load((DATA / "generation.yaml").read_text(encoding="utf-8"))["models"]
+    entries = own_yaml(DATA / "generation.yaml")["models"]
     return [(pattern.lower(), _kept(one)) for one in entries for pattern in one["like"]]
 
 

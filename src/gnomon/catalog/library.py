@@ -4,11 +4,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import yaml
-
 from gnomon.core.config import Config, load
 from gnomon.core.errors import GnomonError, UnknownNameError
 from gnomon.core.files import is_file
+from gnomon.core.text import own_yaml
 
 DATA = Path(__file__).parent / "data"
 
@@ -54,11 +53,9 @@ class Library(Generic[C]):
 
     @cached_property
     def _by_folded(self) -> dict[str, str]:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         table: dict[str, str] = {}
         for stem in self.names:
-            text = (self.folder / f"{stem}.yaml").read_text(encoding="utf-8")
-            entry = yaml.load(text, Loader=loader)
+            entry = own_yaml(self.folder / f"{stem}.yaml")
             for alias in (stem, *entry.get("aliases", ()), *entry.get("checkpoints", ())):
                 if table.setdefault(folded(alias), stem) != stem:
                     raise GnomonError(f"{self.kind} name {alias!r} stands for both {table[folded(alias)]} and {stem}.")

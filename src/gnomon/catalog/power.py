@@ -1,14 +1,14 @@
 """What a GPU draws, by what it does, and the clock that a power cap leaves it."""
 
 from functools import cache
-from importlib.resources import files
 
 import numpy as np
-import yaml
 from pydantic import Field, PositiveFloat
 
+from gnomon.catalog.library import DATA
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 
 
 class PowerFacts(Config):
@@ -50,11 +50,7 @@ class PowerData(Config):
 @cache
 def power_data() -> PowerData:
     """What is known of power."""
-    return build(
-        PowerData,
-        yaml.safe_load((files("gnomon.catalog") / "data" / "power.yaml").read_text(encoding="utf-8")),
-        where="power.yaml",
-    )
+    return build(PowerData, own_yaml(DATA / "power.yaml"), where="power.yaml")
 
 
 def power_of(device: str) -> PowerFacts:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import ClassVar, Literal, get_args
 
-import yaml
 from pydantic import Field, PositiveFloat
 
 from gnomon.catalog.devices import DTYPE_BYTES, Dtype
 from gnomon.catalog.library import DATA
 from gnomon.core.config import Config, build
 from gnomon.core.errors import UnknownNameError
+from gnomon.core.text import own_yaml
 
 WeightGroup = Literal[
     "attention",  # Projections into attention: q, k, v, and the latent ones.
@@ -103,9 +103,7 @@ class _Format(Config):
 
 @cache
 def _library() -> _Library:
-    path = DATA / "quantization.yaml"
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return build(_Library, yaml.load(path.read_text(encoding="utf-8"), Loader=loader), where=path.name)
+    return build(_Library, own_yaml(DATA / "quantization.yaml"), where="quantization.yaml")
 
 
 @cache

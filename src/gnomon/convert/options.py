@@ -9,12 +9,11 @@ from importlib.resources import files
 from itertools import takewhile
 from typing import Any
 
-import yaml
 from pydantic import Field, model_validator
 
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError, DataError, UnknownNameError
-from gnomon.core.text import parse_yaml
+from gnomon.core.text import own_yaml, parse_yaml
 
 DATA = files("gnomon.convert") / "data"
 TOOLS = ("vidur", "vllm", "sglang", "trtllm")
@@ -121,8 +120,7 @@ def option_map(tool: str) -> OptionMap:
     """The options of one tool."""
     if tool not in TOOLS:
         raise UnknownNameError("tool", tool, TOOLS)
-    text = (DATA / f"{tool}.yaml").read_text(encoding="utf-8")
-    return build(OptionMap, yaml.safe_load(text), where=f"{tool}.yaml")
+    return build(OptionMap, own_yaml(DATA / f"{tool}.yaml"), where=f"{tool}.yaml")
 
 
 Given = list[tuple[str, str, Any]]

@@ -135,6 +135,11 @@ def _check_depth(data: Any, where: str | None) -> None:
 # YAML
 
 
+def own_yaml(path: Any) -> Any:
+    """What one of Gnomon's own data files says, read without looking for what could be wrong with it."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def parse_yaml(text: str, where: str | None = None) -> Any:
     """The data in a YAML text; a DataError where it is not YAML or beyond what is read."""
     return parse_yaml_with_nodes(text, where)[0]

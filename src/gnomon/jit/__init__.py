@@ -41,7 +41,9 @@ def _numba() -> Any:
 def _cached(dispatcher: F, function: Callable[..., Any]) -> F:
     """The compiled function, which looks for its code on disk before it compiles."""
     from gnomon.jit.compiled_code import kept
+    from gnomon.jit.linked_code import KeptDispatcher
 
+    dispatcher.__class__ = KeptDispatcher  # type: ignore[assignment]
     dispatcher._cache = kept(function)  # type: ignore[attr-defined]
     return dispatcher
 

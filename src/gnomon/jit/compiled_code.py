@@ -12,11 +12,20 @@ import inspect
 import os
 import pickle
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows: processes that start together compile the same.
+    fcntl = None  # type: ignore[assignment]
+
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.runtime import rtsys
 
 from gnomon.core.cache_folder import compiled_code_folder, warn_once
 
@@ -26,6 +35,20 @@ def kept(function: Any) -> Any:
     folder = compiled_code_folder()
     has_source = os.path.exists(inspect.getfile(function))
     return _Kept(function) if folder is not None and has_source else NullCache()
+
+
+WAIT_S = 300.0
+"""How long a process waits for another that compiles the same function."""
+
+
+@contextmanager
+def one_at_a_time(cache: Any) -> Iterator[None]:
+    """Of processes that miss the same function on disk one compiles it, and the others wait for its code."""
+    try:
+        yield
+    finally:
+        if isinstance(cache, _Kept):
+            cache.let_others()
 
 
 class _Place:
@@ -100,11 +123,20 @@ class _Kept(FunctionCache):  # type: ignore[misc]
         self._cache_file: Any = _CheckedFiles(
             place.get_cache_path(), self._impl.filename_base, place.get_source_stamp()
         )
+        self._turn: Any = None
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code, or None where it is not there or damaged."""
+        """The code, or None where it is not there or damaged.
+
+        Numba would first read in all that it knows to compile, and SciPy with it: code from the disk needs its runtime
+        alone, and what compiles after all reads that in by itself.
+        """
         try:
-            return super().load_overload(sig, target_context)
+            rtsys.initialize(target_context)
+            found = self._load_overload(sig, target_context)
+            if found is None and self._has_waited():
+                found = self._load_overload(sig, target_context)
+            return found
         except OSError as error:
             warn_once(f"compiled code in {self._cache_path} cannot be read: {error.strerror or error}; compiling.")
         except Exception as error:
@@ -123,6 +155,30 @@ class _Kept(FunctionCache):  # type: ignore[misc]
                 "Set GNOMON_CACHE to a folder that can be written."
             )
             self._forget()
+
+    def _has_waited(self) -> bool:
+        """Take the turn to compile; whether another process had it until now."""
+        if fcntl is None or self._turn is not None or not self._enabled:
+            return False
+        began = time.monotonic()
+        with suppress(OSError):
+            self._impl.locator.ensure_cache_path()
+            self._turn = os.open(f"{self._cache_file._index_path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            while True:
+                try:
+                    fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() - began > WAIT_S:
+                        break
+                    time.sleep(0.05)
+        return self._turn is not None
+
+    def let_others(self) -> None:
+        """The turn to compile is over."""
+        if self._turn is not None:
+            os.close(self._turn)
+            self._turn = None
 
     def _forget(self) -> None:
         """Remove the index: what it points to is written again."""

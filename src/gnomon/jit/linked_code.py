@@ -19,6 +19,8 @@ from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
 from numba.core.types import unliteral  # type: ignore[attr-defined]
 
+from gnomon.jit.compiled_code import one_at_a_time
+
 _NOT_KEPT = "captures(none)" if "captures(none)" in ArgumentAttributes._known else "nocapture"
 """Nobody keeps this address; as this version of LLVM says it."""
 
@@ -157,6 +159,15 @@ class FeatureDispatcher(PartDispatcher):
         return self.left_out if is_left_out else super()
 
 
+class KeptDispatcher(CPUDispatcher):  # type: ignore[misc]
+    """One whose code is kept on disk."""
+
+    def compile(self, sig: Any) -> Any:
+        """Look for its code there, or compile it while no other process does."""
+        with one_at_a_time(self._cache):
+            return super().compile(sig)
+
+
 class WholeCompiler(_Compiler):
     """Compiles what is called from outside."""
 
@@ -165,6 +176,11 @@ class WholeCompiler(_Compiler):
 
 class Pointer(CFunc):
     """A compiled function that compiled code calls by its address."""
+
+    def compile(self) -> None:
+        """Look for its code on disk, or compile it while no other process does."""
+        with one_at_a_time(self._cache):
+            super().compile()
 
     def __wrapper_address__(self) -> Any:
         """Where it is. Without this, Numba compares signatures whenever one is passed to compiled code."""

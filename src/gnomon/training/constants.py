@@ -3,9 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from gnomon.core.config import Config, build
+from gnomon.core.text import own_yaml
 from gnomon.training.config import Precision
 
 FILE = Path(__file__).parent / "data" / "constants.yaml"
@@ -128,4 +127,4 @@ class Constants(Config):
 @cache
 def constants() -> Constants:
     """Those that come with Gnomon."""
-    return build(Constants, yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return build(Constants, own_yaml(FILE))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
-import yaml
 from pydantic import Field
 
 from gnomon.core.config import Config, build
 from gnomon.core.errors import DataError, UnknownNameError
 from gnomon.core.files import written_whole
+from gnomon.core.text import own_yaml
 
 MOST_BYTES = 64 * 2**20
 """No file of any set comes near it."""
@@ -41,8 +41,8 @@ class Dataset(Config):
 
 def datasets() -> dict[str, Dataset]:
     """All sets by name."""
-    text = (files("gnomon.verify") / "data" / "datasets.yaml").read_text(encoding="utf-8")
-    return {name: build(Dataset, entry, where=name) for name, entry in yaml.safe_load(text).items()}
+    known = own_yaml(files("gnomon.verify") / "data" / "datasets.yaml")
+    return {name: build(Dataset, entry, where=name) for name, entry in known.items()}
 
 
 def missing(dataset: Dataset, folder: Path) -> list[str]:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
-import yaml
-
 from gnomon.core.errors import DataError
 from gnomon.core.registry import Registry
-from gnomon.core.text import parse_json
+from gnomon.core.text import own_yaml, parse_json
 from gnomon.workload.table import LINE, Table
 
 CALLS = {
@@ -290,7 +288,7 @@ def _plain_name(name: str) -> str:
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format")
-_DATA = yaml.safe_load((files("gnomon.workload") / "formats.yaml").read_text(encoding="utf-8"))
+_DATA = own_yaml(files("gnomon.workload") / "formats.yaml")
 SYNONYMS: Mapping[str, list[str]] = _DATA["synonyms"]
 for _name, _given in _DATA["formats"].items():
     _without = _given.pop("without", ())

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from gnomon.catalog.huggingface.attention import attention_facts
@@ -12,8 +11,9 @@ from gnomon.catalog.huggingface.quantization import parse_quantization
 from gnomon.catalog.library import DATA
 from gnomon.catalog.models import Model
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 
-_FAMILIES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load((DATA / "families.yaml").read_text(encoding="utf-8"))
+_FAMILIES: dict[str, dict[str, dict[str, Any]]] = own_yaml(DATA / "families.yaml")
 FACTS, DEFAULTS = _FAMILIES["facts"], _FAMILIES["defaults"]
 """What a family's code fixes without saying it, and keys that its files may leave out, by `model_type`."""
 _REQUIRED = {

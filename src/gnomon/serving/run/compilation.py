@@ -19,7 +19,7 @@ import numpy as np
 
 from gnomon.core.cache_folder import compiled_code_folder
 from gnomon.core.user_files import is_own, plain
-from gnomon.jit import ENABLED, borrowed_type, compiled, inlined, is_compiled_already, own_jit
+from gnomon.jit import ENABLED, borrowed_type, compiled, inlined, own_jit
 from gnomon.jit.typing_errors import cannot_be_compiled
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
 from gnomon.serving.deciders import DeciderSpec
@@ -145,8 +145,9 @@ class BackgroundCompilation:
 
     def __init__(self) -> None:
         self._process: Any = None
-        is_there = _compiled_proceed.cache_info().currsize > 0 or is_compiled_already()
-        if ENABLED and not is_there and compiled_code_folder() and (os.cpu_count() or 1) > 1:
+        folder = compiled_code_folder() if ENABLED and (os.cpu_count() or 1) > 1 else None
+        is_there = _compiled_proceed.cache_info().currsize or (folder and any(folder.rglob("loop.proceed-*.nbi")))
+        if folder and not is_there:
             words = [sys.executable, "-c", f"from {__name__} import _compiled_proceed as run; run()"]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             with suppress(OSError):
@@ -155,13 +156,17 @@ class BackgroundCompilation:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether there is such a process."""
-        return self._process is not None
+        """Whether there is such a process, and its code not here yet."""
+        return self._process is not None and not _compiled_proceed.cache_info().currsize
 
     def proceed(self) -> Any:
         """The compiled loop, once it is there. Where the other process has failed, this one compiles it."""
         self._process.wait()
         return _compiled_proceed()
+
+
+compile_beside = cache(BackgroundCompilation)
+"""Called as early as possible; there is one in a process."""
 
 
 @cache

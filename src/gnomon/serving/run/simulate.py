@@ -36,7 +36,7 @@ from gnomon.serving.features.transfers import Transfers
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_breakdown
-from gnomon.serving.run.compilation import BackgroundCompilation, callable_router, engine_of
+from gnomon.serving.run.compilation import callable_router, compile_beside, engine_of
 from gnomon.serving.run.driving import OpenCluster
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.run.patience import Patience, with_tries
@@ -104,6 +104,7 @@ def run(
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
+    compile_beside()
     _find_router(scenario.router)
     check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
@@ -199,7 +200,7 @@ def open_cluster(
     fleet = Fleet(cluster, tables, *inputs, option_values(scenario.admission, gate), gate_memory)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
-    beside = BackgroundCompilation()
+    beside = compile_beside()
     to_decode, to_decide = (decode_spec, decide) if scenario.has_roles else (None, None)
     engine = engine_of(policies_of(pools), compiled, gate.name, to_decode, to_decide, beside)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(pools))

@@ -13,10 +13,10 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import yaml
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.text import own_yaml
 
 Acceptance = float | tuple[float, ...] | str
 
@@ -79,6 +79,5 @@ def _curve(name: str, num_tokens: int) -> list[float]:
 
 @cache
 def _curves() -> dict[str, Any]:
-    text = (files("gnomon.serving.scenario") / "data" / "acceptance.yaml").read_text(encoding="utf-8")
-    curves: dict[str, Any] = yaml.safe_load(text)
+    curves: dict[str, Any] = own_yaml(files("gnomon.serving.scenario") / "data" / "acceptance.yaml")
     return curves

@@ -11,13 +11,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, ClassVar, Literal
 
-import yaml
 from pydantic import Field
 
 from gnomon import catalog
 from gnomon.catalog.attention import AttentionFamily
 from gnomon.core.config import Config, build
 from gnomon.core.errors import GnomonError, UnknownNameError
+from gnomon.core.text import own_yaml
 from gnomon.serving.scenario.engine_versions import order_of
 from gnomon.serving.scenario.sampling import SamplerEra
 
@@ -138,8 +138,7 @@ def engine(name: str) -> EnginePreset:
     """One engine by its name."""
     if name not in engine_names():
         raise UnknownNameError("engine", name, engine_names(), where="engine.name")
-    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    return build(EnginePreset, yaml.safe_load(text), where=f"{name}.yaml")
+    return build(EnginePreset, own_yaml(FOLDER / f"{name}.yaml"), where=f"{name}.yaml")
 
 
 def nested(values: dict[str, Any]) -> Sections:

@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import Annotated
 
 import numpy as np
-import yaml
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.catalog import Model
@@ -15,6 +14,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.sizes import Count
+from gnomon.core.text import own_yaml
 
 Point = tuple[Annotated[int, Field(ge=1, le=4096)], NonNegativeFloat]
 
@@ -64,8 +64,8 @@ class Measured(Config):
 @cache
 def measured_curves() -> dict[str, Measured]:
     """The measured slow-downs, by name."""
-    text = (files("gnomon.serving.scenario") / "data" / "lora.yaml").read_text(encoding="utf-8")
-    return {name: build(Measured, one, where=f"lora.yaml: {name}") for name, one in yaml.safe_load(text).items()}
+    curves = own_yaml(files("gnomon.serving.scenario") / "data" / "lora.yaml")
+    return {name: build(Measured, one, where=f"lora.yaml: {name}") for name, one in curves.items()}
 
 
 def _points(name: str) -> tuple[Point, ...]:

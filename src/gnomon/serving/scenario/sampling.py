@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt
 
 from gnomon.catalog.generation import generation_config
 from gnomon.core.config import Config
+from gnomon.serving.scenario.engine_versions import order_of
 from gnomon.timing.operators import SamplerConfig
 from gnomon.workload import Requests
 from gnomon.workload.lengths import SamplingConfig
@@ -32,14 +33,8 @@ class SamplerEra(Config):
 
 
 def era_of(eras: tuple[SamplerEra, ...], version: str) -> SamplerEra:
-    """The last of an engine's eras that had begun by a version; without one, the last."""
-    return [one for one in eras if not version or version_key(one.since) <= version_key(version)][-1]
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """What versions are ordered by: 0.11.1rc2 and 0.11.1.post1 count as 0.11.1."""
-    parts = [part for part in version.split(".")[:3] if part[:1].isdigit()]
-    return tuple(int("".join(c for c in part.partition("r")[0] if c.isdigit())) for part in parts)
+    """The last of an engine's eras that had begun by a version, candidates of it included; without one, the last."""
+    return [one for one in eras if order_of(one.since)[:3] <= order_of(version)[:3]][-1]
 
 
 def asked_for(scenario: Any, era: SamplerEra | None) -> list[SamplingConfig]:
