@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.jit import ENABLED
 from gnomon.serving.engine import guard
 from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.serving.policies import POLICIES as POLICY_SPECS
+from gnomon.serving.run import compilation
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
 from gnomon.serving.scenario.pools import resolve
@@ -434,3 +437,19 @@ def test_a_time_limit_cuts_an_overload_short() -> None:
 def test_mistakes_are_explained(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         run(scenario(**changes))
+
+
+@pytest.mark.skipif(not ENABLED, reason="nothing is compiled under GNOMON_JIT=0")
+def test_another_process_compiles_the_loop_unless_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(compilation, "compiled_code_folder", lambda: tmp_path)
+    monkeypatch.setattr(compilation, "_compiled_proceed", cache(lambda: None))
+    monkeypatch.setattr(compilation.subprocess, "Popen", lambda *words, **_: started.append(words) or object())
+    monkeypatch.setattr(compilation.os, "cpu_count", lambda: 2)
+    (tmp_path / "iteration_breakdown.tabulate-98.py311.nbi").touch()  # What else was compiled says nothing of it.
+    assert compilation.BackgroundCompilation().is_compiling
+    (tmp_path / "loop.proceed-294.py311.nbi").touch()
+    assert not compilation.BackgroundCompilation().is_compiling
+    assert len(started) == 1
