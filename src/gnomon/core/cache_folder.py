@@ -69,7 +69,7 @@ def _temporary() -> Path | None:
 
 
 # What marks a source file as part of compiled code: only a change in those makes it stale.
-_COMPILED_MARKS = (b"gnomon.jit", b"batching_policy(", b"@router(")
+_COMPILED_MARKS = (b"\nfrom gnomon.jit", b"\n@batching_policy(", b"\n@router(")
 
 
 @cache
@@ -79,7 +79,7 @@ def _sources_hash() -> str:
     package = Path(__file__).parent.parent
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
-        if any(mark in text for mark in _COMPILED_MARKS):
+        if path.parent.name == "jit" or any(mark in text for mark in _COMPILED_MARKS):
             digest.update(str(path.relative_to(package)).encode())
             digest.update(text)
     return digest.hexdigest()[:16]

@@ -76,11 +76,8 @@ def _tested(kind: str, name: str, tests: dict[str, Callable[[], str]]) -> Iterat
 def _run(lengths: tuple[int, int] = (200, 60), rate: float = 20.0, count: int = 60, **parts: Any) -> Callable[..., Run]:
     """A small run; `parts` are sections of the scenario."""
     prompt, output = lengths
-    workload = {
-        "rate": rate,
-        "num_requests": count,
-        "lengths": {"distribution": "uniform", "prompt": [1, prompt], "output": [1, output]},
-    }
+    drawn = {"distribution": "uniform", "prompt": [1, prompt], "output": [1, output]}
+    workload = {"rate": rate, "num_requests": count, "lengths": drawn, **parts.pop("workload", {})}
     timing = {"source": "table", "table": _TIMES}
     scenario = build(Scenario, {"model": "llama-2-7b", "timing": timing, "workload": workload, **parts})
     return lambda **how: run(scenario, **how)
@@ -138,23 +135,14 @@ def _policy_tests(name: str) -> dict[str, Callable[[], str]]:
 
 def _router_tests(name: str) -> dict[str, Callable[[], str]]:
     chosen: dict[str, Any] = {"router": {"name": name}}
+    fixed = {"distribution": "fixed", "prompt": 30, "output": 20}
+    sessions = {"lengths": fixed, "sessions": {"num_active": 5, "turns": 4}}
     pools = [{"num_replicas": 2}, {"num_replicas": 1, "replica": {"num_kv_blocks": 100, "max_request_tokens": 300}}]
     return {
         "one replica": lambda: _serves_all(_run(**chosen)),
         "four replicas": lambda: _serves_all(_run(num_replicas=4, **chosen)),
         "a long queue": lambda: _serves_all(_run(rate=2000.0, num_replicas=3, **chosen)),
         "unequal replicas": lambda: _does_not_break(_run(pools=pools, **chosen)),
-        "conversations": lambda: _serves_all(_sessions(chosen)),
+        "conversations": lambda: _serves_all(_run(num_replicas=3, workload=sessions, **chosen)),
         "the same twice": lambda: _says_the_same_twice(_run(rate=200.0, num_replicas=4, **chosen)),
     }
-
-
-def _sessions(chosen: dict[str, Any]) -> Callable[..., Run]:
-    workload = {
-        "rate": 20.0, "num_requests": 60, "lengths": {"distribution": "fixed", "prompt": 30, "output": 20},
-        "sessions": {"num_active": 5, "turns": 4},
-    }  # fmt: skip
-    timing = {"source": "table", "table": _TIMES}
-    whole = {"model": "llama-2-7b", "timing": timing, "workload": workload, "num_replicas": 3, **chosen}
-    scenario = build(Scenario, whole)
-    return lambda **how: run(scenario, **how)

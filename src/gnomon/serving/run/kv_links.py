@@ -12,6 +12,7 @@ from gnomon.serving.engine.calendar import LINKS_CHANGE, Calendar, report_ends, 
 from gnomon.serving.engine.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
 from gnomon.serving.features.tiers import HOST, NUM_SOURCES, PEERS, REMOTE, SSD, Tiers, new_tiers
 from gnomon.serving.features.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
+from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import DisaggregationConfig
 from gnomon.serving.scenario.pool import Pool
@@ -147,8 +148,9 @@ def first_token(config: DisaggregationConfig, pools: list[Pool]) -> str:
     if config.first_token == "auto":
         return "decode" if recompute else "transfer"
     if config.first_token == "decode" and not recompute:
+        able = ", ".join(name for name in POLICIES if POLICIES[name].recomputes_last_token)
         raise ConfigError(
-            "only vllm_v1 computes the last prompt token once more where it decodes.",
+            f"the last prompt token is computed once more where it decodes by {able} alone.",
             where="disaggregation.first_token",
             fix="Choose transfer or prefill.",
         )

@@ -55,7 +55,7 @@ class ReplicaConfig(Parallelism):
     max_request_tokens: Tokens | None = None
     """Longest prompt + output that is accepted; the model's context if not given."""
     speculative: SpeculativeConfig | None = None
-    """Speculative decoding (policies vllm_v1, sglang and trtllm)."""
+    """Speculative decoding; a batching policy that does not know it is refused."""
 
     @property
     def draft_model(self) -> str | None:
@@ -68,11 +68,8 @@ class ReplicaConfig(Parallelism):
         return Parallelism(**{name: getattr(self, name) for name in Parallelism.model_fields})
 
 
-_WERE_SETTINGS = {
-    "max_waiting_iterations": (("lightllm",), 10),
-    "reserve_full_prompt": (("vllm_v1", "priority", "vtc", "drr", "dlpm"), True),
-}
-"""The policies that have it as an option, and what it was where nobody said anything."""
+_WERE_SETTINGS = {"max_waiting_iterations": 10, "reserve_full_prompt": True}
+"""What is an option of some policies now, and what it was where nobody said anything."""
 
 
 class BatchingConfig(Choice):
@@ -115,13 +112,11 @@ class BatchingConfig(Choice):
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        for name, (policies, default) in _WERE_SETTINGS.items():
-            if name not in data:
-                continue
-            value = data.pop(name)
+        for name in [one for one in _WERE_SETTINGS if one in data]:
+            value, policies = data.pop(name), [one for one in POLICIES if name in POLICIES[one].options]
             if data.get("policy", "vllm_v1") in policies:
                 data["options"] = {name: float(value), **(data.get("options") or {})}
-            elif value != default:
+            elif value != _WERE_SETTINGS[name]:
                 fix = f"Leave it out, or choose {policies[0]} and write options: {{{name}: {float(value):g}}}."
                 raise ConfigError(f"{name} is an option of {', '.join(policies)}.", where=f"batching.{name}", fix=fix)
         return data
@@ -237,7 +232,8 @@ class DisaggregationConfig(Config):
     """KV moves when the whole prompt is computed, or layer by layer while it is."""
     first_token: Literal["auto", "decode", "transfer", "prefill"] = "auto"
     """Who gives the first token: the decode replica, which computes the last prompt token once more (vLLM), or the
-    prefill replica, with the KV (SGLang, TensorRT-LLM) or at once. [decode for vllm_v1, else transfer]"""
+    prefill replica, with the KV (SGLang, TensorRT-LLM) or at once. [decode where the batching policy computes it again,
+    else transfer]"""
     timeout_s: PositiveFloat = 480.0
     """Seconds that a prefilled request waits for KV blocks; then its KV is dropped, and it is prefilled where it
     decodes (vLLM's NIXL connector: 480)."""
