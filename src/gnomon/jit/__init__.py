@@ -43,7 +43,7 @@ def _cached(dispatcher: F, function: Callable[..., Any]) -> F:
     from gnomon.jit.compiled_code import kept
     from gnomon.jit.linked_code import KeptDispatcher
 
-    dispatcher.__class__ = KeptDispatcher  # type: ignore[assignment]
+    dispatcher.__class__ = KeptDispatcher
     dispatcher._cache = kept(function)  # type: ignore[attr-defined]
     return dispatcher
 

@@ -177,6 +177,8 @@ class WholeCompiler(_Compiler):
 class Pointer(CFunc):
     """A compiled function that compiled code calls by its address."""
 
+    _cache: Any
+
     def compile(self) -> None:
         """Look for its code on disk, or compile it while no other process does."""
         with one_at_a_time(self._cache):
