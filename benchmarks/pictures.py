@@ -17,7 +17,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 PATIENCE_MS = 300_000
 PAGES = {
     "serve": "#serve-plot-kv .trace",
-    "plan": "body",
+    "plan": ".trace",
     "pipeline": ".trace",
     "posttrain": ".trace",
     "routing": "body",

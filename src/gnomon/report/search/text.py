@@ -248,7 +248,10 @@ def nothing_qualifies(found: Found) -> str:
     """Why there is no winner, and what comes nearest."""
     tried = [one for one in found.others if one.status in ("measured", "passed over")]
     if not tried:
-        return "No configuration can run: see the reasons above."
+        reasons = " ".join(one.reason or "" for one in found.others)
+        fitting = sorted({int(degree) for degree in re.findall(r"arallelism (\d+) would fit", reasons)})
+        more = f" More GPUs for each copy: --tp {','.join(map(str, fitting))}." if fitting else ""
+        return f"No configuration can run: see the reasons above.{more}"
     said = (
         f"No configuration meets the SLO ({slo_words(found.search)})."
         if has_limits(found.search)

@@ -2,9 +2,8 @@
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.search.slo import WORDS
 from gnomon.search.users import Loops
-
-LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
 def rows(found: Loops) -> list[dict[str, str]]:
@@ -27,7 +26,7 @@ def _dollars(found: Loops, tokens_per_s: float) -> str:
 
 def blocks(found: Loops) -> list[Block]:
     """The two loops, what limits each, and why they differ."""
-    limits = [f"{LIMITS[name]} ≤ {units.seconds(limit)}" for name, limit in found.limits.items()]
+    limits = [f"{WORDS[name]} ≤ {units.seconds(limit)}" for name, limit in found.limits.items()]
     within = f"99 % of the requests within {', '.join(limits)}" if limits else "no limits"
     place = f"{found.model} on {found.price.num_gpus} x {found.device}, ${found.price.per_hour:,.2f} per hour"
     lengths = f"{found.prompt_tokens:,.0f} input and {found.output_tokens:,.0f} output tokens"

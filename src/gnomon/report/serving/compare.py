@@ -18,13 +18,13 @@ from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.files import write_run
 from gnomon.report.serving.intervals import CAPTION, as_data, variant_rows
 from gnomon.report.serving.text import title
+from gnomon.search.slo import WORDS, latency_name
 from gnomon.serving.results.fleet import Regret, regret
 from gnomon.serving.results.intervals import Intervals
 from gnomon.serving.results.paired import Difference
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 
-WORDS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay"}
 Differences = Mapping[str, list[Difference]]
 
 
@@ -39,7 +39,7 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
 
     def change(latency: str, statistic: str) -> Figure:
         found = {name: _one(rows, f"{latency}_s", statistic) for name, rows in result.differences.items()}
-        words = f"{WORDS[f'{latency}_s']} {'P99' if statistic == 'p99' else statistic}"
+        words = latency_name(f"{latency}_s {statistic}")
         return differences_figure(words, result.baseline, found, list(found))
 
     drawn: dict[str, Callable[[], Figure]] = {latency: partial(overlay, latency) for latency in LATENCIES}
@@ -205,7 +205,7 @@ def difference_row(one: Difference) -> dict[str, Any]:
     """One paired difference, formatted."""
     has_interval = one.low is not None and one.high is not None
     return {
-        "figure": f"{WORDS[one.metric]} {one.statistic.upper() if one.statistic != 'mean' else 'mean'}",
+        "figure": latency_name(f"{one.metric} {one.statistic}"),
         "difference": _signed(one.difference),
         "relative": f"{one.relative:+z.1%}".replace("-", "−") if one.relative is not None else None,
         "95 % interval": f"{_signed(one.low)} to {_signed(one.high)}" if has_interval else None,
