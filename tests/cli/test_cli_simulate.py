@@ -127,6 +127,12 @@ def test_help_names_the_default(cli: Any) -> None:
     assert f"{DEFAULT_RATE:g} requests per second" in " ".join(cli("simulate", "--help").output.split())
 
 
+def test_help_says_what_a_short_flag_takes_and_how_limits_are_given(cli: Any) -> None:
+    shown = " ".join(cli("simulate", "--help").output.split())
+    assert "--engine VALUE vllm, sglang or trtllm; none: kernels only. Short for --engine.name." in shown
+    assert "--slo.ttft-s VALUE Seconds to the first token." in shown
+
+
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows itself before anything is reported."""
     from gnomon.cli import progress

@@ -125,7 +125,7 @@ class _FieldOption(click.Option):
         self.leaf, self.section = leaf, _section(model, leaf)
         short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
         flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in taken)]
-        self.is_usual = len(flags) > 1 or "." not in leaf.dotted
+        self.is_usual = len(flags) > 1 or "." not in leaf.dotted or leaf.dotted.startswith("slo.")
         super().__init__([*flags, _name(leaf)], metavar="VALUE", default=None, show_default=False)
 
 

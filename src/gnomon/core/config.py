@@ -197,12 +197,20 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
             continue
         short = _shorthand(inner)
         if short:
-            yield Field(dotted, str, None, partial(str, f"Short for --{dotted}.{short}.".replace("_", "-")))
+            owner = next(one for one in inner if short in one.model_fields)
+            yield Field(
+                dotted, str, None, partial(_of_shorthand, owner, short, f"--{dotted}.{short}".replace("_", "-"))
+            )
         for one in inner:
             for leaf in fields(one, f"{dotted}."):
                 if leaf.dotted not in seen:
                     seen.add(leaf.dotted)
                     yield leaf
+
+
+def _of_shorthand(owner: type[BaseModel], name: str, flag: str) -> str:
+    """What a field means that its section's own name sets, and its flag."""
+    return f"{field_doc(owner, name)} Short for {flag}.".strip()
 
 
 def _shorthand(models: list[type[BaseModel]]) -> str | None:
