@@ -16,10 +16,11 @@ from gnomon.calibration import drift, naming, request_fit
 from gnomon.calibration.calibrate import calibrate
 from gnomon.calibration.from_steps import StepLogs
 from gnomon.calibration.gap import explain
-from gnomon.calibration.kernels import kernels_of
+from gnomon.calibration.kernels import Kernels, kernels_of
 from gnomon.calibration.logs import Log, Stamps, Steps, load_of
 from gnomon.calibration.read import read_log, read_logs
 from gnomon.calibration.step_files import steps_from_columns
+from gnomon.calibration.step_fit import Data, with_clock
 from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.run.simulate import run
@@ -616,3 +617,40 @@ def test_nothing_impossible_is_drawn() -> None:
     )
     assert list(known.drawn(np.array([5.0])).values()) == [1.0, 1.0, 5.99]
     assert list(known.drawn(np.array([-5.0])).values()) == [0.0, 0.0, 0.0]
+
+
+def test_a_lower_clock_is_told_from_host_time_by_the_token() -> None:
+    """Prompts mostly wait for launching; the few that do not are long, and take a fifth longer at this clock."""
+    rng, logs = np.random.default_rng(3), []
+    for name in ("low", "high"):
+        one = steps(rng, 1500, 20, {**TRUTH, "launch": 0.0}, 0.0)
+        prompts = one.chunks_squared > 0
+        gpu = np.where(prompts, 2.4e-5 * one.tokens, 0.004)
+        kernels = Kernels(np.where(prompts, 0.0, 0.004), np.where(prompts, gpu, 0.0))
+        taken = 0.002 + np.maximum(gpu * np.where(prompts, 1.2, 1.0), 0.025 * prompts)
+        noisy = taken * np.exp(rng.normal(0.0, 0.03, len(taken)))
+        logs.append((name, Steps(**{**vars(one), "seconds": noisy}), kernels))
+    data = Data(
+        [one for _, one, _ in logs], [one for *_, one in logs], [name for name, *_ in logs], [np.ones(1500)] * 2
+    )
+    forms, clock = with_clock(data, [(), (), ("launch", "token")], 1.0)
+    assert clock == pytest.approx(1 / 1.2, abs=0.06) and "launch" in forms[2]
+    full = Data(data.steps, [Kernels(one.memory, 1.2 * one.compute) for one in data.kernels], data.loads, data.paces)
+    assert with_clock(full, [(), (), ("launch",)], 1.0)[1] == 1.0
+
+
+def test_slow_rounds_are_left_out_where_their_load_has_others() -> None:
+    rng = np.random.default_rng(4)
+    logs = [Log(name, steps=steps(rng, 400, size, TRUTH, 0.03)) for name, size in
+            (("low", 6), ("low.2", 6), ("low.3", 6), ("high", 40), ("high.2", 40))]  # fmt: skip
+    for slow in ("low.3", "high.2"):
+        [some] = [log.steps for log in logs if log.name == slow]
+        assert some is not None
+        some.seconds[:] *= 1.5
+    found = calibrate(logs, server()).calibration.provenance
+    assert [one.name for one in found.loads] == ["low", "low.2", "high"]
+    assert any("low.3 (" in note and "were left out" in note for note in found.notes)
+    kept = calibrate(logs, server(), leave_out_slow=False).calibration.provenance
+    assert len(kept.loads) == 5 and any("part of the constants" in note for note in kept.notes)
+    alone = calibrate(logs[:3] + logs[4:], server()).calibration.provenance
+    assert [one.name for one in alone.loads] == ["low", "low.2", "high.2"], "high has no other round"

@@ -13,10 +13,10 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.engine.state import FINISHED
 from gnomon.workload import WorkloadConfig, generate
-from gnomon.workload.describe import export
 from gnomon.workload.formats import hashed
 from gnomon.workload.requests import Requests
 from gnomon.workload.traces import read_requests
+from gnomon.workload.written import export
 from serving_kit import run, scenario
 
 

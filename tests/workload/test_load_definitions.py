@@ -17,8 +17,8 @@ from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.workload import generate
 from gnomon.workload.config import TraceConfig, WorkloadConfig
-from gnomon.workload.describe import export
 from gnomon.workload.traces import read_trace
+from gnomon.workload.written import export
 
 RANDOM = """
 load:

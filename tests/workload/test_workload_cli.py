@@ -10,11 +10,12 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.workload import Requests, WorkloadConfig, generate, presets
-from gnomon.workload.describe import describe, export, histogram
+from gnomon.workload.describe import describe, histogram
 from gnomon.workload.formats import FORMATS
 from gnomon.workload.lengths import Z90
 from gnomon.workload.presets import NORMAL, Knots, fit, ks_distance, marginal, preset_yaml, quality
 from gnomon.workload.traces import read_requests
+from gnomon.workload.written import export
 
 ARRAYS = ("arrival_s", "prompt_tokens", "output_tokens", "session", "priority", "prefix_offsets", "prefix_hashes",
           "adapter", "parent_offsets", "parents", "think_s")  # fmt: skip

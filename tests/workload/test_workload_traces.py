@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError, UnknownNameError
 from gnomon.workload import WorkloadConfig, generate, with_rate
 from gnomon.workload.formats import FORMATS, TraceFormat
+from gnomon.workload.requests import Requests
 from gnomon.workload.traces import read_requests
+from gnomon.workload.written import export_as
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -313,3 +316,114 @@ def test_a_column_of_times_is_not_passed_over(tmp_path):
     """The columns of tokens alone make it a trace of Gnomon's own, whose arrivals have another name."""
     trace = written(tmp_path, "mine.csv", "timestamp,prompt_tokens,output_tokens", [(5, 10, 20), (8, 10, 20)])
     assert trace.arrival_s.tolist() == [0, 3] and "timestamp" in trace.notes[0]
+
+
+FLAT = {"num_requests": 40, "rate": 3.0, "lengths": {"distribution": "fixed", "prompt": 700, "output": 30}}
+TALKS = {**FLAT, "sessions": {"turns": 4, "num_active": 3, "shared_prefix_tokens": 64}}
+
+
+def agents(**changes):
+    """Three sessions: a sub-agent of two calls beside another, a call that waits for both, and talks of two calls."""
+    parents = [[], [], [], [0], [0], [3], [0, 4, 5], [1], [2]]
+    offsets = np.concatenate(([0], np.cumsum([len(one) for one in parents])))
+    blocks = [list(range(100 * i, 100 * i + 5 + i)) for i in (0, 1, 2, 0, 0, 0, 0, 1, 2)]
+    given = {
+        "arrival_s": np.array([0.0, 0.25, 1.5] + [np.inf] * 6), "prompt_tokens": 512 * np.arange(10, 19),
+        "output_tokens": np.arange(9) + 20, "parent_offsets": offsets, "parents": np.concatenate(parents).astype(int),
+        "think_s": np.array([0, 0, 0, 2.0, 2.5, 0.7, 3.0, 1.0, 4.0]), "prefix_block_tokens": 64,
+        "prefix_offsets": np.concatenate(([0], np.cumsum([len(one) for one in blocks]))),
+        "prefix_hashes": np.concatenate(blocks),
+    }  # fmt: skip
+    return Requests(**{**given, **changes})
+
+
+def chains(block_tokens):
+    """The same without the call that waits for two others."""
+    whole = agents(prefix_block_tokens=block_tokens)
+    return whole.take(np.array([0, 1, 2, 3, 5, 7, 8]), whole_sessions=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "given"),
+    [
+        ("azure", "t.csv", FLAT),
+        ("burstgpt", "t.csv", FLAT),
+        ("burstgpt", "t.jsonl", FLAT),
+        ("vidur", "t.csv", FLAT),
+        ("mooncake", "t.jsonl", FLAT),
+        ("mooncake", "t.jsonl", {**TALKS, "sessions": {**TALKS["sessions"], "block_tokens": 512}}),
+        ("gnomon", "t.csv", TALKS),
+        ("agent-sessions", "t.jsonl", agents()),
+        ("agent-sessions", "t.jsonl", chains(16)),
+        ("agent-turns", "t.csv", replace(chains(16), prefix_hashes=np.zeros(0, int), prefix_offsets=np.zeros(8, int))),
+        ("qwen", "t.jsonl", chains(16)),
+        ("qwen", "t.csv", chains(16)),
+        ("dynamo", "t.jsonl", chains(16)),
+        ("dynamo", "t.jsonl", FLAT),
+    ],
+)
+def test_other_tools_traces_are_written_and_read_back(tmp_path, name, file, given):
+    """`export_as` reads every file again; here again, in full, without its help."""
+    one = given if isinstance(given, Requests) else generate(build(WorkloadConfig, given), 3)
+    one = replace(one, session=np.full(len(one), -1, np.int32)) if name == "mooncake" else one
+    known = FORMATS[name]
+    other = read_requests(str(export_as(one, name, tmp_path / file)), "auto" if known.needs else name)
+    assert sorted(other.prompt_tokens.tolist()) == sorted(one.prompt_tokens.tolist())
+    assert sorted(other.output_tokens.tolist()) == sorted(one.output_tokens.tolist())
+    starts = one.arrival_s[: one.num_starts]
+    assert other.arrival_s[: one.num_starts] - other.arrival_s[0] == pytest.approx(starts - starts[0], abs=1e-3)
+    assert len(other.parents) == len(one.parents)
+    if len(one.parents):
+        assert sorted(np.diff(other.parent_offsets)) == sorted(np.diff(one.parent_offsets))
+        assert sorted(other.think_s) == pytest.approx(sorted(one.think_s), abs=3e-3)
+    if len(one.prefix_hashes):
+        assert len(np.unique(other.prefix_hashes)) == len(np.unique(one.prefix_hashes))
+        assert other.prefix_block_tokens == one.prefix_block_tokens
+
+
+def test_a_client_pool_is_written_and_drawn_again(tmp_path):
+    given = {"num_requests": 4000, "rate": 4.0, "arrivals": {"process": "gamma", "cv": 2.0}, "preset": "chat-1m"}
+    one = generate(build(WorkloadConfig, given), 3)
+    folder = export_as(one, "servegen", tmp_path / "pool")
+    other = generate(build(WorkloadConfig, {"trace": {"file": str(folder)}}), 5)
+    assert len(other) / other.arrival_s[-1] == pytest.approx(4.0, rel=0.2)
+    gaps = np.diff(other.arrival_s)
+    assert gaps.std() / gaps.mean() == pytest.approx(2.0, rel=0.1)
+    for name in ("prompt_tokens", "output_tokens"):
+        ours, drawn = (np.percentile(getattr(some, name), [10, 50, 90]) for some in (one, other))
+        assert drawn == pytest.approx(ours, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "given", "told"),
+    [
+        ("azure", "t.csv", TALKS, "cannot say sessions and prefixes in blocks of 16 tokens"),
+        ("mooncake", "t.jsonl", TALKS, "blocks of 512 tokens, not of 16"),
+        ("qwen", "t.jsonl", agents(prefix_block_tokens=16), "which calls wait for which"),
+        ("vidur", "t.csv", {**FLAT, "arrivals": {"process": "closed_loop", "concurrency": 4}, "rate": None},
+         "closed loop"),
+        ("conversations", "t.jsonl", FLAT, "the text of messages"),
+        ("dynamo", "t.csv", FLAT, "End it in .jsonl"),
+        ("azure", "t.txt", FLAT, "End it in .csv or .jsonl"),
+        ("servegen", "pool", TALKS, "cannot say sessions"),
+        ("nobodys", "t.csv", FLAT, "nobodys"),
+    ],
+)  # fmt: skip
+def test_what_a_format_cannot_say_is_refused(tmp_path, name, file, given, told):
+    one = given if isinstance(given, Requests) else generate(build(WorkloadConfig, given), 3)
+    with pytest.raises((ConfigError, UnknownNameError), match=told):
+        export_as(one, name, tmp_path / file)
+    assert not (tmp_path / file).exists()
+
+
+def test_every_format_is_written_or_said_to_be_impossible():
+    impossible = {"agent-messages", "chat-messages", "conversations"}
+    written = {case[0] for case in test_other_tools_traces_are_written_and_read_back.pytestmark[0].args[1]}
+    assert set(FORMATS) - impossible - {"gateway"} == written | {"servegen"}
+
+
+def test_a_trace_is_exported_by_a_command(cli, tmp_path):
+    out = str(tmp_path / "t.jsonl")
+    assert "Wrote 20 requests" in cli("workload", "export", "--workload.num-requests", "20", "--as", "mooncake",
+                                      "--out", out).output  # fmt: skip
+    assert cli("workload", "show", "--workload.trace.file", out).exit_code == 0

@@ -47,7 +47,7 @@ def calibrate(
     given: ScenarioLike = None,
     *,
     hold_out: Sequence[str] = (),
-    leave_out_slow: bool = False,
+    leave_out_slow: bool = True,
     kernel_scale: bool = False,
     clock: bool = True,
     on_progress: Progress | None = None,
@@ -55,9 +55,9 @@ def calibrate(
 ) -> Calibration:
     """Fit a server's constants to what it left behind; `logs` are files or folders, each one load.
 
-    `given` is the scenario of that server. Logs named in `hold_out` are predicted, not fitted. `leave_out_slow` leaves
-    rounds with a slow host out of both. `kernel_scale` fits a factor on all kernels too; `clock` a lower
-    clock of the GPU.
+    `given` is the scenario of that server. Logs named in `hold_out` are predicted, not fitted. Rounds with a
+    slow host are left out of both, unless `leave_out_slow` is False. `kernel_scale` fits a factor on all kernels too;
+    `clock` a lower clock of the GPU.
 
         gnomon.calibrate(["steps-20.csv", "steps-60.csv"], "server.yaml").write("calibration.yaml")
     """

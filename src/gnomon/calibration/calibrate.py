@@ -86,11 +86,11 @@ def with_constants(base: Scenario, calibration: Calibration) -> Scenario:
 
 
 def calibrate(
-    logs: Sequence[Log], scenario: Scenario, *, hold_out: Sequence[str] = (), leave_out_slow: bool = False,
+    logs: Sequence[Log], scenario: Scenario, *, hold_out: Sequence[str] = (), leave_out_slow: bool = True,
     with_scale: bool = False, with_clock: bool = True, on_progress: Progress | None = None,
 ) -> Calibrated:  # fmt: skip
-    """Fit the constants of a server to `logs`; those named in `hold_out` are only foretold. `leave_out_slow` leaves
-    rounds with a slow host out of both."""
+    """Fit the constants of a server to `logs`; those named in `hold_out` are only foretold. Rounds with a slow host are
+    left out of both with `leave_out_slow`, where their load has others."""
     names = [log.name for log in logs]
     if len(set(names)) < len(names):
         raise ConfigError("two logs have the same name.", where=", ".join(names), fix="Rename one of them.")
@@ -108,11 +108,10 @@ def calibrate(
     way: _Way = _BySteps(base, logs, held, with_scale, with_clock) if stepped else _ByRequests(
         base, logs, with_scale, on_progress)  # fmt: skip
     slow = way.slow
-    left_out = set(slow) if leave_out_slow else set()
+    has_others = {load_of(name) for name in names if name not in slow}
+    left_out = {name for name in slow if leave_out_slow and load_of(name) in has_others}
     used = [log for log in logs if log.name not in left_out]
     fitted = [log.name for log in used if log.name not in held]
-    if not fitted:
-        raise ConfigError("every log that is not held out has a slow host.", where="--leave-out-slow")
     loads = list(dict.fromkeys(map(load_of, fitted)))
     final = way.fit(fitted)
     others = {one: way.fit([name for name in fitted if load_of(name) != one]) for one in loads if len(loads) > 1}
@@ -123,7 +122,7 @@ def calibrate(
         for log in used
     }
     left = _left_error(errors, held, loads)
-    notes = [*final.named[3], *_slow_notes(slow, names, is_left_out=bool(left_out)), *way.notes]
+    notes = [*final.named[3], *_slow_notes(slow, names, left_out), *way.notes]
     if len(loads) == 1:
         notes = [ONE_LOAD, *notes]
     made = [_calibration(one, base, left) for one in (final, *others.values())]
@@ -197,18 +196,24 @@ def _left_error(errors: Errors, held: set[str], loads: Sequence[str]) -> float:
     return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))) if known else 0.0)
 
 
-def _slow_notes(slow: dict[str, float], names: Sequence[str], *, is_left_out: bool) -> list[str]:
+def _slow_notes(slow: dict[str, float], names: Sequence[str], left_out: set[str]) -> list[str]:
     """Which rounds were slow, and what that does to their loads: a simulation has the host of a usual round."""
-    if not slow:
-        return []
-    words = ", ".join(f"{name} ({factor:.2f} times)" for name, factor in slow.items())
-    rounds = Counter(map(load_of, names))
-    parts = ", ".join(f"{load} ({n} of {rounds[load]})" for load, n in Counter(map(load_of, slow)).items())
-    then = "They were left out." if is_left_out else (
-        f"They are part of the constants, and loads with more of them than others are predicted too short: {parts}. "
-        "--leave-out-slow leaves them out.")  # fmt: skip
-    return [f"Rounds with a slow host, against the median round: {words}. {then} Record more and shorter rounds, in "
-            "turn over the loads."]  # fmt: skip
+
+    def told(some: dict[str, float]) -> str:
+        words = ", ".join(f"{name} ({factor:.2f} times)" for name, factor in some.items())
+        return f"Rounds with a slow host, against the median round: {words}."
+
+    rounds, notes = Counter(map(load_of, names)), []
+    kept = {name: factor for name, factor in slow.items() if name not in left_out}
+    if left_out:
+        some = told({name: factor for name, factor in slow.items() if name in left_out})
+        notes.append(f"{some} They were left out: what is predicted is the usual host. --keep-slow keeps them. Record "
+                     "more and shorter rounds, in turn over the loads.")  # fmt: skip
+    if kept:
+        parts = ", ".join(f"{load} ({n} of {rounds[load]})" for load, n in Counter(map(load_of, kept)).items())
+        notes.append(f"{told(kept)} They are part of the constants; loads with more of them than others are predicted "
+                     f"too short: {parts}. Record more and shorter rounds, in turn over the loads.")  # fmt: skip
+    return notes
 
 
 def _calibration(found: Found, base: Scenario, error: float) -> Calibration:

@@ -8,7 +8,7 @@ import numpy as np
 from gnomon.calibration import drift
 from gnomon.calibration.kernels import kernels_of, with_kv
 from gnomon.calibration.logs import Log, Steps, load_of
-from gnomon.calibration.step_fit import Data, Fit, fit_steps, forms_of, levelled, thinned
+from gnomon.calibration.step_fit import Data, Fit, fit_steps, forms_of, levelled, thinned, with_clock
 from gnomon.core.arrays import Floats
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.host import WINDOW_S
@@ -35,22 +35,25 @@ class StepLogs:
         self.kernels = kernels_of(base, stepped)
         self.steps = {log.name: log.steps for log in stepped if log.steps is not None}
         self.thin = {name: thinned(steps, self.kernels[name]) for name, steps in self.steps.items()}
-        self.choice = {"with_scale": with_scale, "with_clock": with_clock}
+        self.with_scale, self.with_clock = with_scale, with_clock
 
     def fit(self, names: Sequence[str]) -> StepFit:
         """Constants of some logs. Forms and shapes are found with the host as slow as it was from window to window, the
         level so that the mean iteration is as recorded."""
         at_one = self._data(names, {name: np.ones(len(self.thin[name][0])) for name in names})
-        found, forms = fit_steps(at_one, FIRST, with_clock=False), list(FIRST)
+        found, forms, clock = fit_steps(at_one, FIRST), list(FIRST), 1.0
+        scale = fit_steps(at_one, FIRST, with_scale=True).scale if self.with_scale else 1.0
         for turn in range(2):
             windows = {name: drift.windows(found, *self.thin[name]) for name in names}
             traced = self._data(names, {name: _at(self.thin[name][0], drift.trace_of(windows[name])) for name in names})
-            forms = forms_of(traced) if turn == 0 else forms
-            found = fit_steps(traced, forms, **self.choice)
             states = drift.states_of(list(windows.values()))
             paces = {name: drift.pace_of(self.thin[name][0], windows[name], states) for name in names}
             data = self._data(names, paces)
-            found = levelled(data, found)
+            if turn == 0:
+                forms = forms_of(traced)
+            elif self.with_clock:
+                forms, clock = with_clock(data, forms, scale)
+            found = levelled(data, fit_steps(traced, forms, clock, with_scale=self.with_scale))
         return StepFit(found, data, states, drift.spread_of(found, [self.thin[name] for name in names]))
 
     def _data(self, names: Sequence[str], paces: dict[str, Floats]) -> Data:

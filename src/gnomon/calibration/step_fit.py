@@ -24,7 +24,9 @@ absolute error it must foretell better what it was not fitted on."""
 APART = 1.15
 """Kernels must differ by this factor for a bound of launching to be told from a constant."""
 WORTH = 0.01
-"""The same of squared errors for a clock or a factor on kernels."""
+"""The same for a clock; of squared errors for a factor on kernels."""
+CLOCK_STEP = 0.05
+"""Clocks are tried from full speed down, as long as each foretells better than the one before."""
 PARTS = 5
 """With fewer than three loads forms are chosen by parts of the batch sizes, each foretold from the others."""
 CLUSTERS = 6
@@ -165,12 +167,36 @@ def forms_of(data: Data) -> list[Form]:
     return [_form(data.rows(index), data.loads) for index in range(len(PHASES))]
 
 
-def fit_steps(data: Data, forms: Sequence[Form], *, with_clock: bool = True, with_scale: bool = False) -> Fit:
-    """Constants by phase, the clock where compute-bound iterations show one, and a factor on kernels if asked for."""
-    fit = _at(data, forms, 1.0, 1.0)
-    for name in (*(["scale"] if with_scale else []), *(["clock"] if with_clock else [])):
-        fit = _refined(data, forms, fit, name)
-    return _refined(data, forms, fit, "scale") if with_scale and with_clock else fit
+def with_clock(data: Data, forms: Sequence[Form], scale: float) -> tuple[list[Form], float]:
+    """The clock that foretells best, and the forms with it: what prompts take longer at a lower clock looks like host
+    time by the token, until they are longer than any that was seen."""
+    folds = [_folds(data.rows(index), data.loads) for index in range(len(PHASES))]
+
+    def error(forms: Sequence[Form], clock: float) -> float:
+        return sum(_foretold(some, form, scale, clock) for some, form in zip(folds, forms, strict=True))
+
+    full = error(forms, 1.0)
+    found, clock, least = list(forms), 1.0, (1.0 - WORTH) * full
+    for tried in (list(forms), [tuple(extra for extra in form if extra != "token") for form in forms]):
+        before = full
+        for number in range(1, round((1.0 - LIMITS["clock"][0]) / CLOCK_STEP) + 1):
+            lower = 1.0 - number * CLOCK_STEP
+            if (now := error(tried, lower)) >= before and number > 1:
+                break
+            if now < least:
+                found, clock, least = tried, lower, now
+            before = now
+    return found, clock
+
+
+def fit_steps(data: Data, forms: Sequence[Form], clock: float = 1.0, *, with_scale: bool = False) -> Fit:
+    """Constants by phase near a clock, and a factor on kernels if asked for."""
+    fit = _at(data, forms, 1.0, clock)
+    if with_scale:
+        fit = _refined(data, forms, fit, "scale", LIMITS["scale"])
+    if clock < 1.0:
+        fit = _refined(data, forms, fit, "clock", (clock - CLOCK_STEP, clock + CLOCK_STEP))
+    return fit
 
 
 def levelled(data: Data, fit: Fit) -> Fit:
@@ -209,10 +235,10 @@ def _form(rows: Sequence[Rows], loads: Sequence[str]) -> Form:
         extras = [e for e in extras if e != "launch" or can_wait]
         errors = {e: _foretold(folds, (*best, e)) for e in extras}
         errors = {e: error for e, error in errors.items() if error < least * (1.0 - EXTRAS[e])}
-        chosen = min(errors, key=lambda e: errors[e], default=None)
-        if chosen is None:
+        better = min(errors, key=lambda e: errors[e], default=None)
+        if better is None:
             return best
-        best, least = (*best, chosen), errors[chosen]
+        best, least = (*best, better), errors[better]
 
 
 def _folds(rows: Sequence[Rows], loads: Sequence[str]) -> list[Rows]:
@@ -225,7 +251,7 @@ def _folds(rows: Sequence[Rows], loads: Sequence[str]) -> list[Rows]:
     return [whole.take(part.astype(np.int64)) for part in parts]
 
 
-def _foretold(folds: Sequence[Rows], form: Form) -> float:
+def _foretold(folds: Sequence[Rows], form: Form, scale: float = 1.0, clock: float = 1.0) -> float:
     """The absolute error on every fold by constants of the others. Squares would heed one slow round only."""
     error = 0.0
     for i, one in enumerate(folds):
@@ -233,8 +259,8 @@ def _foretold(folds: Sequence[Rows], form: Form) -> float:
         if not len(one) or sum(map(len, rest)) < FEW // 2:
             continue
         others = joined(rest)
-        phase = _phase(others, others.gpu(), form)
-        error += float(one.weight @ np.abs(one.seconds - _told(phase, one, one.gpu())))
+        phase = _phase(others, others.gpu(scale, clock), form)
+        error += float(one.weight @ np.abs(one.seconds - _told(phase, one, one.gpu(scale, clock))))
     return error
 
 
@@ -267,14 +293,14 @@ def _error(data: Data, fit: Fit) -> float:
     )
 
 
-def _refined(data: Data, forms: Sequence[Form], fit: Fit, name: str) -> Fit:
+def _refined(data: Data, forms: Sequence[Form], fit: Fit, name: str, limits: tuple[float, float]) -> Fit:
     """The same with one factor moved to where the error is least (golden section), if that is worth it."""
 
     def at(value: float) -> Fit:
         moved = {"scale": fit.scale, "clock": fit.clock, name: value}
         return _at(data, forms, moved["scale"], moved["clock"])
 
-    (low, high), ratio = LIMITS[name], (np.sqrt(5.0) - 1.0) / 2.0
+    (low, high), ratio = limits, (np.sqrt(5.0) - 1.0) / 2.0
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     errors = {left: _error(data, at(left)), right: _error(data, at(right))}
     for _ in range(12):

@@ -274,7 +274,7 @@ server_option = click.option("--scenario", "file", type=click.Path(), help="Scen
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
 @server_option
 @click.option("--hold-out", multiple=True, metavar="NAME", help="Predict this log instead of fitting it; repeatable.")
-@click.option("--leave-out-slow", is_flag=True, help="Leave rounds with a slow host out, of the fit and of the checks.")
+@click.option("--leave-out-slow/--keep-slow", default=True, show_default=True, help="Rounds with a slow host.")
 @click.option("--kernel-scale", is_flag=True, help="Also fit a factor on all kernel times.")
 @click.option("--no-clock", is_flag=True, help="Do not look for a lower clock of the GPU.")
 @file_option("--out", "File for the calibration (YAML).")

@@ -84,29 +84,35 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
 @command.command(cls=SectionedCommand)
 @scenario_argument
 @config_options(WorkloadOf)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write: .csv or .parquet.")
-@click.option("--as", "tool", type=click.Choice(["guidellm", "inference-perf"]), help="Its load definition, as YAML.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--as", "tool", metavar="NAME", help="guidellm or inference-perf (a load), or a format of traces.")
 def export(scenario: str | None, overrides: dict[str, Any], out: Path, tool: str | None) -> None:
-    """Write the requests to a file: the same seed gives the same bytes, and `--workload.trace.file` reads it back. Or
-    write how a benchmark client would draw them (`--as`), which `gnomon convert` reads back.
+    """Write the requests to a file (.csv or .parquet): the same seed gives the same bytes, and `--workload.trace.file`
+    reads it back. With `--as` the file is another tool's: how guidellm or inference-perf would draw them (YAML, which
+    `gnomon convert` reads back), or a trace of `gnomon workload formats`. What it cannot say is refused.
 
     \b
     Example:
       gnomon workload export --workload.preset chat-1m --workload.num-requests 1000 --out requests.csv
       gnomon workload export scenario.yaml --as guidellm --out load.yaml
+      gnomon workload export scenario.yaml --as mooncake --out trace.jsonl
     """
-    from gnomon.convert.load_definitions import written_load
+    from gnomon.convert.load_definitions import READERS, written_load
     from gnomon.core.files import write_text
-    from gnomon.workload.describe import export as write
     from gnomon.workload.generate import generate
+    from gnomon.workload.written import export as write
+    from gnomon.workload.written import export_as
 
     chosen = load(WorkloadOf, scenario, overrides)
-    if tool is not None:
+    if tool in READERS:
         write_text(out, written_load(tool, chosen.workload))
         click.echo(f"Wrote the load of {tool} to {out}")
         return
     requests = generate(chosen.workload, chosen.seed)
-    write(requests, out)
+    if tool is None:
+        write(requests, out)
+    else:
+        export_as(requests, tool, out)
     for note in requests.notes:
         click.echo(f"Note: {note}")
     if requests.concurrency:

@@ -1,20 +1,14 @@
-"""What a workload looks like (rates, percentiles, histograms), and files of its requests that read back as traces."""
+"""What a workload looks like: rates, percentiles, histograms."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.core.arrays import Floats, Ints
-from gnomon.core.errors import ConfigError
-from gnomon.core.files import write_frame
+from gnomon.core.arrays import Floats
 from gnomon.workload.requests import Requests
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
 CACHE_TOKENS = tuple(10**power * step for power in range(3, 10) for step in (1, 3))
@@ -183,48 +177,3 @@ def _reusable_prefix_share(requests: Requests) -> float:
     of_prompt[np.unique(hashes, return_index=True)[1]] = False  # First seen here.
     repeated = int(np.count_nonzero(of_prompt))
     return min(1.0, repeated * requests.prefix_block_tokens / int(requests.prompt_tokens.sum()))
-
-
-def export(requests: Requests, path: str | Path) -> Path:
-    """Write requests to a .csv or .parquet file that `trace.file` reads back to equal arrays.
-
-    Columns that say nothing (no sessions, no priorities, no prefixes) are left out; so are the arrivals of a closed
-    loop, which the server decides.
-    """
-    path = Path(path)
-    if path.suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"cannot tell the format of {path.name!r}.", where="--out", fix="End it in .csv or .parquet.")
-    frame = _frame(requests, as_text=path.suffix == ".csv")
-    return write_frame(path, frame)
-
-
-def _frame(requests: Requests, as_text: bool) -> pl.DataFrame:
-    import polars as pl
-
-    columns: dict[str, pl.Series | np.ndarray] = {}
-    if not requests.concurrency:
-        columns["arrival_s"] = requests.arrival_s
-    columns["prompt_tokens"] = requests.prompt_tokens
-    columns["output_tokens"] = requests.output_tokens
-    if (requests.session >= 0).any():
-        columns["session"] = requests.session
-    if requests.priority.any():
-        columns["priority"] = requests.priority
-    if len(requests.adapter):
-        columns["adapter"] = requests.adapter
-    if len(requests.parents):  # Those that wait are sent when the others have ended.
-        columns["arrival_s"] = np.where(np.isfinite(requests.arrival_s), requests.arrival_s, 0.0)
-        columns["call"], columns["think_s"] = np.arange(len(requests)), requests.think_s
-        columns["parents"] = _lists(np.split(requests.parents, requests.parent_offsets[1:-1]), as_text)
-    if len(requests.prefix_hashes):
-        columns["prefix_hashes"] = _lists([requests.prefix(i) for i in range(len(requests))], as_text)
-        columns["prefix_block_tokens"] = np.full(len(requests), requests.prefix_block_tokens)
-    return pl.DataFrame(columns)
-
-
-def _lists(lists: list[Ints], as_text: bool) -> pl.Series:
-    import polars as pl
-
-    if as_text:
-        return pl.Series([" ".join(map(str, one)) for one in lists])
-    return pl.Series([one.tolist() for one in lists], dtype=pl.List(pl.Int64))
