@@ -626,7 +626,7 @@ def test_a_lower_clock_is_told_from_host_time_by_the_token() -> None:
         one = steps(rng, 1500, 20, {**TRUTH, "launch": 0.0}, 0.0)
         prompts = one.chunks_squared > 0
         gpu = np.where(prompts, 2.4e-5 * one.tokens, 0.004)
-        kernels = Kernels(np.where(prompts, 0.0, 0.004), np.where(prompts, gpu, 0.0))
+        kernels = Kernels(np.where(prompts, 0.0, 0.004), np.where(prompts, gpu, 0.0), np.zeros(1500))
         taken = 0.002 + np.maximum(gpu * np.where(prompts, 1.2, 1.0), 0.025 * prompts)
         noisy = taken * np.exp(rng.normal(0.0, 0.03, len(taken)))
         logs.append((name, Steps(**{**vars(one), "seconds": noisy}), kernels))
@@ -635,7 +635,9 @@ def test_a_lower_clock_is_told_from_host_time_by_the_token() -> None:
     )
     forms, clock = with_clock(data, [(), (), ("launch", "token")], 1.0)
     assert clock == pytest.approx(1 / 1.2, abs=0.06) and "launch" in forms[2]
-    full = Data(data.steps, [Kernels(one.memory, 1.2 * one.compute) for one in data.kernels], data.loads, data.paces)
+    full = Data(
+        data.steps, [Kernels(one.memory, 1.2 * one.compute, one.after) for one in data.kernels], data.loads, data.paces
+    )
     assert with_clock(full, [(), (), ("launch",)], 1.0)[1] == 1.0
 
 
