@@ -107,7 +107,7 @@ CASES: dict[str, tuple[dict[str, Any], Requests | None]] = {
         load(5),
     ),
     "queue driven": (
-        small(fleet=changing({"name": "queue_driven", "options": {"waiting": 2, "running": 3, "cooldown_s": 0.3}},
+        small(fleet=changing({"name": "queue_driven", "options": {"waiting": 2, "running": 3, "stabilization_s": 0.3}},
                              0.05, max_replicas=4)),
         load(6, 24),
     ),

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 
 from gnomon.core.config import build
-from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.errors import ConfigError, DataError, UnknownNameError
 from gnomon.core.parallel import Outcome
-from gnomon.report.search.text import best_by_device
+from gnomon.report.search.text import best_by_device, best_words
 from gnomon.report.serving.capacity import rows
 from gnomon.search import capacity as capacities
 from gnomon.search import load_curve
@@ -678,3 +678,49 @@ def test_a_policy_that_forms_no_batch_is_not_blamed_on_the_number_of_requests(tm
     )
     setup = scenario(batching={"policy": "forms_nothing", "file": str(own)}, workload={"num_requests": 150})
     assert load_curve.capacity(setup, generate(setup.workload, 0)) == 0.0
+
+
+def test_a_fleet_written_out_has_a_device_for_each_pool_and_deciders_where_it_has_two_kinds() -> None:
+    space = {"device": ["h100"], "layouts": ["4B-TP1 2B-TP2@l40s", "1P-TP2@h200 1D-TP1 1B-TP1"],
+             "disaggregated": {"num_gpus": [99], "decider": ["always", "idle_prefill"]}}  # fmt: skip
+    asked = build(SearchConfig, {"model": "llama-2-7b", "space": space})
+    found = [dict(one.overrides) for one in candidates(asked) if "layout" in dict(one.overrides)]
+    assert [(one["layout"], one.get("disaggregation.decider.name")) for one in found] == [
+        (space["layouts"][0], None), (space["layouts"][1], None), (space["layouts"][1], "idle_prefill"),
+    ]  # fmt: skip
+    made = scenario_of(asked, candidates(asked)[-1])
+    assert [(pool.role, pool.device) for pool in made.pools] == [("prefill", "h200"), ("decode", None), ("both", None)]
+    assert made.disaggregation.decider.name == "idle_prefill"
+
+
+@pytest.mark.parametrize(
+    ("space", "where"),
+    [
+        ({"layouts": ["2X-TP1"]}, "space.layouts"),
+        ({"layouts": ["0B-TP1"]}, "space.layouts"),
+        ({"layouts": ["2B-TP1@h999"]}, "h999"),
+        ({"disaggregated": {"decider": ["never"]}}, "space.disaggregated.decider"),
+    ],
+)
+def test_a_fleet_that_cannot_be_read_is_refused(space: dict[str, Any], where: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=where):
+        candidates(build(SearchConfig, {"model": "llama-2-7b", "space": space}))
+
+
+def test_ties_are_those_that_the_intervals_cannot_tell_from_the_winner() -> None:
+    """17.54 +- 0.81 and 17.53 +- 1.6 tie; 15 +- 0.1 is 14.5 % behind, which is more than 0.81 / 17.54 = 4.6 %; of 17 no
+    interval is known: it is taken to be as uncertain as the winner (4.6 % both: 6.5 % together)."""
+    ranked = [
+        Record(name, {"device": name}, "ok", score=rate, capacity_per_s=rate)
+        for name, rate in (("a", 17.54), ("b", 17.53), ("c", 17.0), ("d", 15.0))
+    ]
+    found = Found(question(), ranked, [], {"a": 0.81, "b": 1.6, "d": 0.1})
+    assert [one.label for one in found.ties] == ["b", "c"]
+    assert best_words(found)[0] == "First of 3 that tie: a"
+    assert best_words(Found(question(), ranked, [], {})) == ["Best: a"], "without intervals nothing is known of ties"
+    assert not Found(question(), [], []).ties
+
+
+def test_every_engine_leads_the_first_round() -> None:
+    queue = [Candidate((("engine.name", name), ("x", x))) for name, x in (("v", 1), ("v", 2), ("s", 1), ("v", 3))]
+    assert [one.label for one in answers._engines_first(queue)] == ["v 1", "s 1", "v 2", "v 3"]

@@ -11,6 +11,7 @@ import pytest
 from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling.capacity import measured_rate, slo_check
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, ControllerSpec, View
+from gnomon.serving.autoscaling.controllers.target_utilization import PACE
 from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.workload.slo import SloConfig, UserClass
 
@@ -34,8 +35,8 @@ def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -
     [
         ("fixed", {}, ()),
         ("schedule", {}, ("needs_steps",)),
-        ("target_utilization", {"target": 0.7, "tolerance": 0.1, "stabilization_s": 300.0}, ()),
-        ("queue_driven", {"waiting": 5.0, "running": 64.0, "kv_use": 0.8, "cooldown_s": 300.0}, ()),
+        ("target_utilization", {"target": 0.7, "tolerance": 0.1, **PACE}, ()),
+        ("queue_driven", {"waiting": 5.0, "running": 64.0, "kv_use": 0.8, "cooldown_s": 300.0, **PACE}, ()),
         (
             "slo_planner",
             {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "down_s": 300.0},
@@ -65,19 +66,39 @@ def test_fixed() -> None:
         ({"running": 129}, 3),  # 64 run on a replica.
         ({"ready": 4, "kv_use": 0.81}, 5),  # 4 x 0.81 / 0.8.
         ({"ready": 4, "kv_use": 0.8}, 4),
-        ({"waiting": 11, "running": 500}, 8),  # The largest one counts.
-        ({"ready": 1, "starting": 2, "waiting": 1}, 3),  # Fewer than are there or start: not before the cooldown.
+        ({"ready": 4, "waiting": 11, "running": 500}, 8),  # The largest one counts.
+        ({"ready": 1, "starting": 2, "waiting": 1}, 3),  # Fewer than are there or start: not within five minutes.
     ],
 )
 def test_queue_driven(seen: dict[str, Any], wanted: int) -> None:
     assert answer("queue_driven", **seen) == wanted
 
 
-def test_queue_driven_shrinks_after_its_cooldown() -> None:
+def test_queue_driven_shrinks_to_the_highest_answer_of_five_minutes() -> None:
     memory: dict[str, Any] = {}
     assert answer("queue_driven", ready=3, waiting=14, memory=memory) == 3
-    assert answer("queue_driven", ready=3, waiting=1, memory=memory, now_s=399.0) == 3
-    assert answer("queue_driven", ready=3, waiting=1, memory=memory, now_s=400.0) == 1
+    assert answer("queue_driven", ready=3, waiting=6, memory=memory, now_s=399.0) == 3
+    assert answer("queue_driven", ready=3, waiting=1, memory=memory, now_s=400.0) == 2, "two were wanted a second ago"
+    assert answer("queue_driven", ready=2, waiting=1, memory=memory, now_s=700.0) == 1
+
+
+def test_queue_driven_goes_to_none_when_nothing_was_there_for_its_cooldown() -> None:
+    memory: dict[str, Any] = {}
+    assert answer("queue_driven", {"stabilization_s": 10.0}, ready=1, running=1, memory=memory) == 1
+    assert answer("queue_driven", {"stabilization_s": 10.0}, ready=1, kv_use=0.0, memory=memory, now_s=399.0) == 1
+    assert answer("queue_driven", {"stabilization_s": 10.0}, ready=1, kv_use=0.0, memory=memory, now_s=410.0) == 0
+
+
+def test_up_by_twice_as_many_or_four_in_fifteen_seconds() -> None:
+    """1 to 5 in the first quarter of a minute, 10 in the second; and with `up_s` not before all answers of a while were
+    as high."""
+    assert answer("queue_driven", ready=1, waiting=500, max_replicas=100) == 5
+    assert answer("queue_driven", ready=1, waiting=500, max_replicas=100, interval_s=30.0) == 10
+    assert answer("queue_driven", ready=1, waiting=500, interval_s=30.0, max_replicas=7) == 7
+    memory: dict[str, Any] = {}
+    assert answer("queue_driven", {"up_s": 20.0}, ready=2, waiting=10, memory=memory, max_replicas=100) == 2
+    assert answer("queue_driven", {"up_s": 20.0}, ready=2, waiting=25, memory=memory, now_s=110.0) == 2
+    assert answer("queue_driven", {"up_s": 20.0}, ready=2, waiting=25, memory=memory, now_s=121.0) == 5
 
 
 @pytest.mark.parametrize(
@@ -87,7 +108,7 @@ def test_queue_driven_shrinks_after_its_cooldown() -> None:
         ({"utilization": 0.78}, 3),  # ceil(2 x 0.78 / 0.7)
         ({"utilization": 1.0, "ready": 4}, 6),
         ({"utilization": 0.64}, 2),
-        ({"utilization": 0.3}, 1),  # ceil(2 x 0.3 / 0.7), and nothing else was wanted of late.
+        ({"utilization": 0.3}, 2),  # ceil(2 x 0.3 / 0.7) is 1, but two are there: they are taken for wanted.
         ({"utilization": 1.0, "ready": 0, "starting": 1}, 2),  # At least one is taken to be there.
     ],
 )

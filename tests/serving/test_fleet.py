@@ -50,7 +50,11 @@ def trouble(seed: int, **fleet: Any) -> Run:
         "failures": {"mtbf_s": 6.0, "mttr_s": 2.0, "detect_s": 0.3, "keeps_tokens": seed % 2 == 0},
         "stragglers": {"mean_s": 5.0, "duration_s": 2.0, "factor": 3.0},
         "events": [{"at_s": 2.0, "what": "drain", "replica": 0}, {"at_s": 2.5, "what": "fail", "replica": 0}],
-        "controller": {"name": "queue_driven", "interval_s": 0.7, "options": {"cooldown_s": 1.0, "running": 4}},
+        "controller": {
+            "name": "queue_driven",
+            "interval_s": 0.7,
+            "options": {"stabilization_s": 1.0, "running": 4},
+        },
         "min_replicas": seed % 3,
         "max_replicas": 5,
         "cold_start": FAST,
@@ -233,10 +237,9 @@ def test_target_utilization_as_the_autoscaler_of_kubernetes() -> None:
 
 
 def test_queue_driven_by_the_largest_trigger() -> None:
-    options = {"waiting": 5.0, "running": 64.0, "kv_use": 0.8, "cooldown_s": 300.0}
-    assert decide("queue_driven", waiting=26, options=options) == 6
-    assert decide("queue_driven", running=500, options=options) == 8
-    assert decide("queue_driven", kv_use=1.0, options=options) == 5
+    assert decide("queue_driven", waiting=26) == 6
+    assert decide("queue_driven", running=500) == 8
+    assert decide("queue_driven", kv_use=1.0) == 5
     memory: dict[str, Any] = {}
     assert decide("queue_driven", waiting=20, memory=memory) == 4
     assert decide("queue_driven", waiting=0, memory=memory, now_s=1200.0) == 4

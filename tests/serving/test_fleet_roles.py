@@ -44,7 +44,11 @@ def apart(seed: int, **changes: Any) -> Run:
     """A small fleet with roles in which much goes wrong, and slow links, so that KV is under way when it does."""
     fleet = {
         "failures": {"mtbf_s": 6.0, "mttr_s": 2.0, "detect_s": 0.3, "keeps_tokens": seed % 2 == 0},
-        "controller": {"name": "queue_driven", "interval_s": 0.7, "options": {"cooldown_s": 1.0, "running": 4}},
+        "controller": {
+            "name": "queue_driven",
+            "interval_s": 0.7,
+            "options": {"stabilization_s": 1.0, "running": 4},
+        },
         "max_replicas": 3,
         "cold_start": FAST,
     }

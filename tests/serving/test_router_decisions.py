@@ -18,7 +18,7 @@ from gnomon.core.user_files import plain
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Fleet, open_to_all
 from gnomon.serving.engine.state import NONE
-from gnomon.serving.routers import ROUTERS, llmd
+from gnomon.serving.routers import ROUTERS, gateway, llmd
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES
 from gnomon.serving.routers.policy_file import save_policy, shapes
 from gnomon.timing.iteration import blank
@@ -385,6 +385,77 @@ def test_unselfish_takes_the_soonest_where_all_are_late(patience: float, expecte
     assert run(setup, requests=offered).cluster.requests.replica.tolist() == expected
 
 
+def sent_by(router: str, offered: Any, **options: float) -> list[int]:
+    """Where a router sends requests to two equal replicas of 1 ms a token, with prefix caches."""
+    setup = scenario(
+        num_replicas=2, router={"name": router, "options": options},
+        timing={"source": "table", "table": {"per_token": 1e-3}}, batching={"policy": "vllm_v1", "prefix_cache": True},
+    )  # fmt: skip
+    return run(setup, requests=offered).cluster.requests.replica.tolist()
+
+
+def test_dynamo_kv_adds_blocks_to_compute_and_blocks_in_use() -> None:
+    """Prompts of ten blocks; B shares nine with A, which has ended. Replica 0 holds them: B costs 1 + 1 there and 10 +
+    10 on the other. X, 1 ms later, finds B's blocks in use on replica 0 and goes to replica 1."""
+    hashes = [[*range(1, 10), 101], [*range(1, 10), 102], list(range(201, 211))]
+    offered = replace(
+        requests_of([0.0, 1.0, 1.001], [160] * 3, [20] * 3), prefix_hashes=np.array(hashes, np.int64).ravel(),
+        prefix_offsets=np.arange(4) * 10, prefix_block_tokens=16,
+    )  # fmt: skip
+    assert sent_by("dynamo_kv", offered) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("absolute", "expected"), [(64.0, [0, 0, 0, 0, 1]), (2.0, [0, 0, 0, 1, 1])])
+def test_cache_aware_follows_the_longest_match_while_loads_are_even(absolute: float, expected: list[int]) -> None:
+    """Four requests share nine blocks of ten, 200 ms apart, while each takes a second: the second to fourth go where
+    the first went, unless more than `absolute` are there than on the other; the fifth shares nothing and goes where
+    the fewest tokens were sent."""
+    hashes = [[*range(1, 10), 100 + number] for number in range(4)] + [list(range(201, 211))]
+    offered = replace(
+        requests_of([0.0, 0.2, 0.4, 0.6, 0.8], [160] * 5, [1000] * 5), prefix_hashes=np.array(hashes, np.int64).ravel(),
+        prefix_offsets=np.arange(6) * 10, prefix_block_tokens=16,
+    )  # fmt: skip
+    assert sent_by("cache_aware", offered, absolute=absolute, relative=1.0) == expected
+
+
+def test_hash_spill_keeps_a_session_until_its_replica_is_full() -> None:
+    """Of four replicas with ten requests in flight none may get to more than ceil(1.25 x 11 / 4) = 4."""
+    even: Books = {"num_outstanding": [2, 2, 2, 2]}
+    own = [choice("hash_spill", even, session=session) for session in range(200)]
+    assert sorted({own.count(r) > 25 for r in range(4)}) == [True], "sessions spread"
+    full: Books = {"num_outstanding": [2, 2, 2, 2]}
+    full["num_outstanding"][own[7]] = 4
+    elsewhere = choice("hash_spill", full, session=7)
+    assert elsewhere != own[7]
+    moved = [choice("hash_spill", full, session=session) for session in range(200)]
+    assert all(new == old for new, old in zip(moved, own, strict=True) if old != own[7]), "the others stay"
+    assert choice("hash_spill", {"num_outstanding": [2, 1, 2], "num_coming": [0, 2, 0]}) == 0, "no session: the fewest"
+
+
+def speeds_of(router_memory: Any, r: int) -> Any:
+    at = gateway._PER_REPLICA * r
+    return router_memory[at + gateway._SPEEDS : at + gateway._SPEEDS + 4] * np.array(gateway._UNITS)
+
+
+def test_gateway_fits_the_speeds_of_a_replica_to_what_it_did() -> None:
+    """Iterations of 20 ms + 0.1 ms a prompt token + 0.3 ms a decode, read 400 times at random loads."""
+    memory, random = np.zeros(2 * gateway._PER_REPLICA + 8), np.random.default_rng(0)
+    memory[gateway._SPEEDS : gateway._SPEEDS + 4] = gateway._AT_FIRST
+    usual = 2 * gateway._PER_REPLICA + gateway._USUAL
+    memory[usual : usual + 4], memory[gateway._FACTOR] = gateway._AT_FIRST, 1.0
+    fit = plain(gateway._fit)
+    for _ in range(400):
+        iterations, prefill = int(random.integers(5, 40)), float(random.integers(0, 8000))
+        made = float(iterations * random.integers(1, 60))
+        fit(memory, 0, usual, 0.02 * iterations + 1e-4 * prefill + 3e-4 * made, iterations, prefill, made, 0.0)
+    found = speeds_of(memory, 0)
+    assert found[:3] == pytest.approx([0.02, 1e-4, 3e-4], rel=0.05)
+    assert memory[gateway._FACTOR] == pytest.approx(1.0, abs=0.05)
+    for _ in range(10):
+        fit(memory, 0, usual, 3 * (0.02 * 20 + 3e-4 * 400), 20, 0.0, 400.0, 0.0)
+    assert memory[gateway._FACTOR] > 2.0, "three times slower is noticed within a few readings"
+
+
 @pytest.mark.parametrize(("sign", "expected"), [(-1.0, [0, 1, 2, 0, 1]), (1.0, [0, 0, 0, 0, 0])])
 def test_learned_follows_its_network(tmp_path: Path, sign: float, expected: list[int]) -> None:
     """A network one unit wide that looks at one feature, the requests at a replica: it likes few of them, or many. Of
@@ -407,9 +478,19 @@ def test_every_built_in_router_has_a_table(router: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_only_candidates_are_chosen(name: str) -> None:
     """Replicas 1 and 3 are the only ones that take requests, though 0 and 2 are idle."""
-    if name in ("learned", "unselfish", "prefix_aware", "predicted_latency", "lookahead", "llmd") and jit.ENABLED:
+    helped = (
+        "learned",
+        "unselfish",
+        "prefix_aware",
+        "predicted_latency",
+        "lookahead",
+        "llmd",
+        "dynamo_kv",
+        "cache_aware",
+    )
+    if name in (*helped, "gateway") and jit.ENABLED:
         pytest.skip("its compiled helpers cannot be called from Python; see the fleet's tests")
-    if name in ("learned", "unselfish"):
+    if name in ("learned", "unselfish", "gateway"):
         pytest.skip("needs the memory of a whole run")
     books: Books = {
         "num_outstanding": [0, 5, 0, 6], "num_waiting": [0, 5, 0, 6], "prefill_left": [0, 9, 0, 9],

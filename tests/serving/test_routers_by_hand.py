@@ -19,7 +19,16 @@ from gnomon import jit
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
 from gnomon.serving.policies import UNBOUNDED
-from gnomon.serving.routers import ROUTERS, learned, llmd, lookahead, observation, predicted_latency, prediction
+from gnomon.serving.routers import (
+    ROUTERS,
+    gateway,
+    learned,
+    llmd,
+    lookahead,
+    observation,
+    predicted_latency,
+    prediction,
+)
 from gnomon.serving.routers.prediction import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis
 from serving_kit import requests_of, run, scenario
@@ -267,6 +276,45 @@ def test_a_row_of_features() -> None:
     square = (0.158**2 + 0.1**2) / 2
     assert observation.longest_wait_s(seen, 3.0) == pytest.approx(3.0 * square**0.5)
     assert observation.longest_wait_s(seen, 0.0) == observation.longest_wait_s(fleet(), 3.0) == math.inf
+
+
+@plain
+@pytest.mark.parametrize(
+    ("now", "silence", "outstanding", "silent"),
+    [
+        (2.25, 4.0, 5.0, False),
+        (3.08, 4.0, 5.0, False),
+        (3.14, 4.0, 5.0, True),
+        (9.0, 0.0, 5.0, False),
+        (9.0, 4.0, 0.0, False),
+    ],
+)
+def test_a_replica_is_silent_when_no_token_comes_for_much_longer_than_an_iteration(
+    now: float, silence: float, outstanding: float, silent: bool
+) -> None:
+    """Four decode and 50 prompt tokens are left: by first beliefs an iteration takes 10 ms + 2 ms of prompt + four
+    times 0.04 ms of decode and 0.005 ms of context, 12.18 ms. It is 17.6 times as slow: 214.4 ms. The last token came
+    at 2 s, so silence begins at 2 + 0.25 + 4 x 0.2144 = 3.107 s."""
+    seen = fleet("gateway", num_outstanding=[outstanding, 0.0], num_waiting=[min(1.0, outstanding), 0.0])
+    gateway._begin(seen)
+    seen.memory[gateway._HEARD_S], seen.memory[gateway._HEARD] = 2.0, 0.0
+    seen.memory[gateway._FREE], seen.memory[gateway._FACTOR] = 60.0, 17.6
+    assert gateway._known(seen, 0, now, silence, False).is_silent == silent
+
+
+@plain
+def test_what_a_gateway_has_read_is_as_old_as_its_last_reading() -> None:
+    """Free blocks as reported at 2 s, though ten of them were taken since; its own requests are known at once."""
+    seen = fleet("gateway", reported_free=[60, 100])
+    gateway._begin(seen)
+    gateway._read(seen, 0, 2.0, 0.25)
+    seen.cluster.replicas.reported_free[0], seen.cluster.replicas.num_outstanding[0] = 50, 6
+    gateway._read(seen, 0, 2.2, 0.25)
+    known = gateway._known(seen, 0, 2.2, 4.0, False)
+    assert (known.free, known.running, known.waiting, known.kv) == (600.0, 5, 1, 400 / 5)
+    gateway._read(seen, 0, 2.25, 0.25)
+    assert gateway._known(seen, 0, 2.25, 4.0, False).free == 500.0
+    assert gateway._known(seen, 0, 2.25, 4.0, True).free == 600.0, "the replica's own books say so"
 
 
 @plain

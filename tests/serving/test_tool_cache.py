@@ -121,7 +121,7 @@ def test_nothing_is_held_in_the_end(seed: int) -> None:
             tool_cache={"keep_s": 2.0, "expire_s": 3.0},
             fleet={
                 "failures": {"mtbf_s": 6.0, "mttr_s": 1.0, "detect_s": 0.2},
-                "controller": {"name": "queue_driven", "interval_s": 0.7, "options": {"cooldown_s": 1.0}},
+                "controller": {"name": "queue_driven", "interval_s": 0.7, "options": {"stabilization_s": 1.0}},
                 "min_replicas": 1,
                 "max_replicas": 3,
                 "cold_start": {"weights_s": 0.5, "compile_s": 0.0, "warmup_s": 0.0},

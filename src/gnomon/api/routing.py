@@ -17,6 +17,7 @@ from gnomon.routing.tune import TuneConfig, Tuned
 if TYPE_CHECKING:
     from gnomon.report.blocks import Block
     from gnomon.routing.compare import RouteComparison, Verdict
+    from gnomon.routing.suite import SuiteVerdict
 
 __all__ = [
     "CompareConfig", "Folder", "RouteConfig", "Routers", "TuneConfig", "TunedRouter", "Watcher", "clone_teacher",
@@ -70,10 +71,17 @@ class Routers(Result):
 
         return [verdict for policy in self.comparison.policies for verdict in judge(self.comparison, policy)]
 
+    @cached_property
+    def suite_goals(self) -> list[SuiteVerdict]:
+        """Which goals over the suite's fleets each policy and the teacher meet, where those were compared."""
+        from gnomon.routing.suite import judge
+
+        return judge(self.comparison)
+
     @property
     def goals_met(self) -> bool:
-        """Whether every goal that could be judged is met with its whole interval."""
-        return all(verdict.is_met for verdict in self.goals)
+        """Whether every goal that could be judged is met with its whole interval, and those over the suite."""
+        return all(one.is_met for one in self.goals) and all(one.is_met for one in self.suite_goals)
 
     @cached_property
     def summary(self) -> dict[str, dict[str, float]]:
@@ -88,7 +96,7 @@ class Routers(Result):
         """Write report.html, and all rows as CSV, Parquet and JSON."""
         from gnomon.report.routing.files import write_comparison
 
-        return write_comparison(self.comparison, self.goals, folder).parent
+        return write_comparison(self.comparison, self.goals, self.suite_goals, folder).parent
 
 
 @dataclass(frozen=True, eq=False)

@@ -279,10 +279,11 @@ def tune(scenarios: tuple[str, ...], overrides: dict[str, Any], **given: Any) ->
 @folder_option("Folder for the report and the figures.")
 @click.option("--check", is_flag=True, help="Exit code 1 unless every goal is met with its whole 95 % interval.")
 @json_option
-@config_options(api.CompareConfig, skip=("scenarios",))
+@click.option("--suite", is_flag=True, help="Eleven kinds of fleets at loads of 50, 75 and 90 %, and goals over them.")
+@config_options(api.CompareConfig, skip=("scenarios", "suite"))
 def compare(
-    scenarios: tuple[str, ...], policies: tuple[str, ...], overrides: dict[str, Any], out: Path | None, check: bool,
-    as_json: bool, **given: Any,
+    scenarios: tuple[str, ...], suite: bool, policies: tuple[str, ...], overrides: dict[str, Any], out: Path | None,
+    check: bool, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Run routers on the same held-out traces: latencies, throughput, imbalance, paired differences.
 
@@ -294,9 +295,11 @@ def compare(
       gnomon route compare
       gnomon route compare mixed_bursty unequal --num-seeds 10 --out runs/compared
       gnomon route compare chat --routers least_outstanding,unselfish
+      gnomon route compare --suite --out runs/suite        eleven kinds of fleets at three loads, every router
       gnomon route compare my.yaml --policy runs/route/quick/policy.npz --policy clone=runs/route/quick/clone.npz
     """
-    config = load(api.CompareConfig, None, {**overrides, **({"scenarios": list(scenarios)} if scenarios else {})})
+    given_scenarios = {"scenarios": list(scenarios)} if scenarios else {}
+    config = load(api.CompareConfig, None, {**overrides, **given_scenarios, "suite": suite})
     with progress("comparing") as on_progress:
         found = api.route(config, policies=_policies_given(policies), on_progress=on_progress, **given)
     show(found, as_json=as_json)

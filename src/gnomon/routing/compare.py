@@ -1,5 +1,6 @@
 """Routers on the same held-out traces, seed by seed, and what a policy must reach on the built-in scenarios."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,18 +16,17 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
 from gnomon.routing.traffic import held_out_requests
+from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 from gnomon.timing import SOURCES, TimingConfig
 
-BASELINES = (
-    "random", "round_robin", "least_outstanding", "power_of_two", "least_kv", "least_prefill_tokens", "lmetric",
-    "predicted_latency", "lookahead", "sticky_session", "prefix_aware",
-)  # fmt: skip
 BOUND = "lookahead, oracle lengths"
 TEACHER = "unselfish"
 """The rule that policies are cloned from: a router made by hand."""
+BASELINES = tuple(name for name in ROUTERS if name not in ("learned", TEACHER))
+"""Every router that comes with Gnomon but these two."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ class Row:
     imbalance: float
     """Tokens computed by the busiest replica over the mean, less 1: a diagnostic, not a goal."""
     finished: int
+    goodput_per_s: float = math.nan
+    """Requests per second that met their class's SLO, or the scenario's; NaN where there is none."""
+    fairness: float = 1.0
+    """Jain's index of the requests' seconds per output token: 1 where all are treated alike."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,12 @@ class RouteComparison:
         ours, theirs = (np.array(self.values(scenario, name, figure)) for name in (router, baseline))
         return paired(ours / theirs - 1)
 
-    def best_heuristic(self, scenario: str) -> str:
-        """The heuristic with the smallest mean E2E latency."""
+    def best_heuristic(self, scenario: str, figure: str = "e2e_mean_s", most: bool = False) -> str:
+        """The heuristic with the smallest mean E2E latency, or with the least or the most of another figure."""
         names = [one.name for one in self.contenders if one.role == "heuristic"]
         if not names:
             raise ConfigError("there is no heuristic to compare with.", where="compare.routers")
-        return min(names, key=lambda name: self.mean(scenario, name, "e2e_mean_s"))
+        return (max if most else min)(names, key=lambda name: self.mean(scenario, name, figure))
 
     @property
     def policies(self) -> list[str]:
@@ -131,8 +135,16 @@ def paired(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Paired:
     return Paired(mean, mean - margin, mean + margin)
 
 
+def interval(difference: Paired) -> str:
+    """A relative difference, with half its 95 % interval."""
+    return f"{difference.mean:+z.1%} ± {difference.high - difference.mean:.1%}"
+
+
 def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths: LengthsKnown) -> list[Contender]:
-    """The policies (None: the one that comes with Gnomon), the baselines, and the bound."""
+    """The policies (None: the one that comes with Gnomon), the baselines, and the bound; on the suite instead of that
+    other routers with tuned weights."""
+    from gnomon.routing import suite
+
     unknown = set(config.routers) - set(ROUTERS)
     if unknown:
         raise UnknownNameError("router", unknown.pop(), ROUTERS, where="compare.routers")
@@ -143,7 +155,9 @@ def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths:
     found += [Contender(name, _router(name, lengths), "heuristic") for name in config.routers or BASELINES]
     if not config.routers:
         found.append(Contender(TEACHER, _router(TEACHER, lengths), "teacher"))
-    if not config.routers and lengths != "oracle":
+    if not config.routers and config.suite:
+        found += suite.more_contenders(lengths)
+    elif not config.routers and lengths != "oracle":
         found.append(Contender(BOUND, _router("lookahead", "oracle"), "bound"))
     return found
 
@@ -160,7 +174,11 @@ def built_in_scenarios() -> list[str]:
 
 def find_scenario(name: str, source: str | None = None) -> Scenario:
     """A built-in scenario by its name, or one from a file; with iteration times from `source` if given."""
-    if name in built_in_scenarios():
+    from gnomon.routing.suite import cells
+
+    if name in cells():
+        found = cells()[name]
+    elif name in built_in_scenarios():
         folder = resources.files("gnomon.routing").joinpath("scenarios")
         with resources.as_file(folder.joinpath(f"{name}.yaml")) as path:
             found = load(Scenario, path)
@@ -191,9 +209,10 @@ def compare(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RouteComparison:  # fmt: skip
     """Run every contender on every scenario and seed."""
-    scenarios = {
-        Path(name).stem: find_scenario(name, config.source) for name in config.scenarios or built_in_scenarios()
-    }
+    from gnomon.routing.suite import cells
+
+    names = config.scenarios or (cells() if config.suite else built_in_scenarios())
+    scenarios = {Path(name).stem: find_scenario(name, config.source) for name in names}
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)
     items = [(name, _sized(one, config.num_requests), seed) for name, one in scenarios.items() for seed in seeds]
     rows: list[Row] = []
@@ -231,13 +250,29 @@ def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
     e2e, ttft = times.e2e_s[~np.isnan(times.e2e_s)], times.ttft_s[~np.isnan(times.ttft_s)]
     table, tokens = done.cluster.requests, done.cluster.replicas.tokens_computed
     duration_s = float(table.finished_s.max() - table.arrival_s.min())
+    seconds = times.normalized_s[~np.isnan(times.normalized_s)]
     return Row(
         scenario=name, seed=scenario.seed, router=router, e2e_mean_s=float(e2e.mean()),
         e2e_p50_s=float(np.percentile(e2e, 50)), e2e_p99_s=float(np.percentile(e2e, 99)),
         ttft_mean_s=float(ttft.mean()), ttft_p50_s=float(np.percentile(ttft, 50)),
         ttft_p99_s=float(np.percentile(ttft, 99)), requests_per_s=e2e.size / duration_s,
         imbalance=float(tokens.max() / tokens.mean() - 1), finished=int(e2e.size),
+        goodput_per_s=_good_requests(done, times) / duration_s,
+        fairness=float(seconds.sum() ** 2 / (seconds.size * (seconds**2).sum())),
     )  # fmt: skip
+
+
+def _good_requests(done: Any, times: Any) -> float:
+    """How many requests met the SLO of their class, or the scenario's; NaN where no SLO is given."""
+    from gnomon.serving.results.latency import slo_met
+
+    q, slos = done.cluster.requests, [one.slo for one in done.requests.classes] or [None]
+    found = [
+        slo_met(slo if slo is not None and slo.is_given else done.scenario.slo, times,
+                (times.status == FINISHED) & (q.user_class == number), 1, 1.0)
+        for number, slo in enumerate(slos)
+    ]  # fmt: skip
+    return sum(math.nan if one is None else one.goodput_requests_per_s for one in found)
 
 
 BEST = "the best heuristic"

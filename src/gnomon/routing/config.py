@@ -160,6 +160,8 @@ class CompareConfig(Config):
 
     scenarios: tuple[str, ...] = ()
     """Built-in names or YAML files; all built-in ones if none is given."""
+    suite: bool = False
+    """Eleven kinds of fleets at loads of 50, 75 and 90 % instead, with what a router must reach on them."""
     routers: tuple[str, ...] = ()
     """Routers beside the policies; all baselines if none is given."""
     num_seeds: Annotated[Seeds, Field(ge=2)] = 5

@@ -124,6 +124,9 @@ class DisaggregatedSpace(Config):
     decode_tensor_parallel: Counts = (1,)
     num_gpus: Counts = ()
     """Only layouts with so many GPUs in all."""
+    decider: Names = ("always",)
+    """Who decides whether a request is prefilled elsewhere (`disaggregation.decider`); for `layouts` with both kinds of
+    pools, too."""
 
 
 class SpaceConfig(Config):
@@ -151,11 +154,14 @@ class SpaceConfig(Config):
     """Batching policies with their parameters."""
     disaggregated: DisaggregatedSpace | None = None
     """Layouts with prefill and decode apart, beside the others."""
+    layouts: Names = ()
+    """Fleets written out, beside the others: replicas, role (P prefill, D decode, B both), GPUs of each, and the GPU
+    where it is not `device`, e.g. `4B-TP1@h100 2B-TP1@l40s` or `2P-TP4@h100 1D-TP8@h200 1B-TP8@h200`."""
 
     @model_validator(mode="after")
     def _not_empty(self) -> SpaceConfig:
         for name in type(self).model_fields:
-            if name not in ("num_replicas", "disaggregated") and not getattr(self, name):
+            if name not in ("num_replicas", "disaggregated", "layouts") and not getattr(self, name):
                 raise ConfigError(f"the space is empty: {name} has no value.", where="space", fix="Give at least one.")
         return self
 

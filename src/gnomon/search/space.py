@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, product
@@ -11,7 +12,8 @@ from typing import Any
 from gnomon import catalog
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.search.config import BatchingSpace, DisaggregatedSpace, SearchConfig
+from gnomon.search.config import BatchingSpace, DisaggregatedSpace, SearchConfig, SpaceConfig
+from gnomon.serving.deciders import DECIDERS
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.run.simulate import run
@@ -77,16 +79,37 @@ def candidates(search: SearchConfig) -> list[Candidate]:
     return list(found.values())
 
 
+_ROLES = {"P": "prefill", "D": "decode", "B": "both"}
+_PART = re.compile(r"([1-9]\d*)([PDB])-TP([1-9]\d*)(?:@(\S+))?")
+
+
 def pools_of(layout: str) -> list[dict[str, Any]]:
-    """The pools of a layout like `2P-TP4 1D-TP8`."""
+    """The pools of a layout like `2P-TP4 1D-TP8@h200`."""
     pools = []
-    for part, role in zip(layout.split(), ("prefill", "decode"), strict=True):
-        count, degree = part.split(f"{role[0].upper()}-TP")
-        pools.append({"role": role, "num_replicas": int(count), "replica": {"tensor_parallel": int(degree)}})
+    for part in layout.split():
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise ConfigError(
+                f"{part!r} is no part of a fleet.",
+                where="space.layouts",
+                fix="Write replicas, P, D or B, and GPUs of each: 2P-TP4, or 2P-TP4@h200.",
+            )
+        count, role, degree, device = found.groups()
+        pool = {"role": _ROLES[role], "num_replicas": int(count), "replica": {"tensor_parallel": int(degree)}}
+        pools.append(pool | ({"device": device} if device else {}))
     return pools
 
 
-def _layouts(space: DisaggregatedSpace) -> Iterator[str]:
+def _layouts(space: SpaceConfig) -> Iterator[tuple[str, str | None]]:
+    """Every fleet of more than one pool, and who decides where its requests are prefilled."""
+    deciders = space.disaggregated.decider if space.disaggregated is not None else ("always",)
+    made = _combined(space.disaggregated) if space.disaggregated is not None else ()
+    for layout in chain(made, space.layouts):
+        apart = any(pool["role"] != "both" for pool in pools_of(layout))
+        yield from product((layout,), deciders if apart else (None,))
+
+
+def _combined(space: DisaggregatedSpace) -> Iterator[str]:
     for prefill, p_degree, decode, d_degree in product(
         space.prefill_replicas, space.prefill_tensor_parallel, space.decode_replicas, space.decode_tensor_parallel
     ):
@@ -128,17 +151,16 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
 
 
 def _apart(search: SearchConfig) -> Iterator[Candidate]:
-    """Layouts with prefill and decode apart."""
+    """Fleets of several pools."""
     space = search.space
-    if space.disaggregated is None:
-        return
-    for device, node, dtype, layout, batching in product(
-        space.device, space.node, space.dtype, _layouts(space.disaggregated), space.batching
+    for device, node, dtype, (layout, decider), batching in product(
+        space.device, space.node, space.dtype, _layouts(space), space.batching
     ):
         placed = {
             "device": device,
             "node": node,
             "layout": layout,
+            "disaggregation.decider.name": None if decider == "always" else decider,
             "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "auto" else None,
         }
         for parameters in _parameters(search, batching):
@@ -181,10 +203,16 @@ def _check_names(search: SearchConfig) -> None:
     for router in search.space.router:
         if router not in ROUTERS and not own_files:
             raise UnknownNameError("router", router, ROUTERS, where="space.router")
-    if search.space.disaggregated is not None and search.objective == "cost":
+    for layout in search.space.layouts:
+        for pool in pools_of(layout):
+            catalog.device(pool.get("device", search.space.device[0]))
+    for decider in search.space.disaggregated.decider if search.space.disaggregated is not None else ():
+        if decider not in DECIDERS and not own_files:
+            raise UnknownNameError("decider", decider, DECIDERS, where="space.disaggregated.decider")
+    if (search.space.disaggregated is not None or search.space.layouts) and search.objective == "cost":
         raise ConfigError(
             "the objective cost counts copies of one kind of replica.",
-            where="space.disaggregated",
+            where="space.disaggregated" if search.space.disaggregated is not None else "space.layouts",
             fix="Choose another objective, or leave it out.",
         )
     for setting, own in _IN_THE_SPACE.items():

@@ -54,6 +54,20 @@ class Found:
         return self.ranked[0] if self.ranked else None
 
     @property
+    def ties(self) -> list[Record]:
+        """Configurations that may be as good as the winner: their scores differ by less than the intervals of both."""
+        if self.best is None or self.best.label not in self.margins:
+            return []
+        errors = [self._error(one) for one in self.ranked]
+        least = [(1.0 - math.hypot(errors[0], error)) * (self.best.score or 0.0) for error in errors]
+        return [one for one, limit in zip(self.ranked[1:], least[1:], strict=True) if (one.score or 0.0) >= limit]
+
+    def _error(self, record: Record) -> float:
+        """Half of the 95 % interval of a capacity as a share of it; that of the winner where none was measured."""
+        known = record if record.label in self.margins else self.ranked[0]
+        return self.margins[known.label] / (known.capacity_per_s or 1.0)
+
+    @property
     def runs(self) -> int:
         """Simulations that were needed."""
         return self.beside[0] + sum(one.runs for one in (*self.ranked, *self.others))
@@ -169,7 +183,7 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
             reason = Record(one.label, dict(one.overrides), "failed", outcome.error)
             records[one.key] = examiner.settle(outcome.value or reason, one.key)
     hopeful.sort(key=lambda pair: (-pair[0], pair[1].key))
-    queue, size = _promising_first(examiner, [one for _, one in hopeful]), FIRST_ROUND
+    queue, size = _engines_first(_promising_first(examiner, [one for _, one in hopeful])), FIRST_ROUND
     best: dict[str, float] = {}
     while queue:
         chosen, queue = queue[:size], queue[size:]
@@ -197,6 +211,14 @@ def _promising_first(examiner: _Examiner, by_bound: list[Candidate]) -> list[Can
     rates = examiner.estimates(pilot, asked)
     promise = {place: _worth(question, one, rates.get(f"{one.key} pilot", 0.0)) for place, one in pilots.items()}
     return sorted(by_bound, key=lambda one: -promise[_placement(one)])
+
+
+def _engines_first(queue: list[Candidate]) -> list[Candidate]:
+    """The most promising of every engine before the others, so that each has something to beat from the first on."""
+    leaders: dict[str, Candidate] = {}
+    for one in queue:
+        leaders.setdefault(one.engine, one)
+    return sorted(queue, key=lambda one: leaders[one.engine] is not one)
 
 
 def _placement(candidate: Candidate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +20,7 @@ from gnomon.report import look
 from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, plots
 from gnomon.report.page import write_page
 from gnomon.report.serving.figures import distribution
-from gnomon.routing.compare import LEAST_OUTSTANDING, Paired, RouteComparison, Verdict
+from gnomon.routing.compare import LEAST_OUTSTANDING, RouteComparison, Verdict, interval
 from gnomon.serving.results.paired import Difference
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from gnomon.routing import online
     from gnomon.routing.config import RouteConfig
+    from gnomon.routing.suite import SuiteVerdict
 
 FILES = ("metrics.csv", "metrics.parquet")
 STEPS = ("step", "update", "epoch", "iteration")
@@ -204,6 +206,23 @@ def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
     return sorted(names, key=lambda name: comparison.mean(scenario, name, "e2e_mean_s"))
 
 
+def suite_blocks(verdicts: list[SuiteVerdict]) -> list[Block]:
+    """Every loss, then a sentence per goal."""
+    losses = [
+        {
+            "router": one.router,
+            "cell": cell.scenario,
+            "figure": one.goal.words,
+            "against": cell.baseline,
+            "worse by": interval(cell.worse),
+        }
+        for one in verdicts
+        for cell in one.losses
+    ]
+    table = [Table(losses, "Losses", "Cells in which a goal's usual limit is missed in the mean.")] if losses else []
+    return [*table, *(Line(one.sentence) for one in verdicts)]
+
+
 def comparison_blocks(comparison: RouteComparison, verdicts: list[Verdict]) -> list[Block]:
     """A table per scenario, then the goals."""
     blocks: list[Block] = [
@@ -227,6 +246,9 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
         row: dict[str, Any] = {"router": name + mark}
         row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in COLUMNS.items()}
         row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
+        if not math.isnan(good := comparison.mean(scenario, name, "goodput_per_s")):
+            row["goodput/s"] = f"{good:.4g}"
+        row["fairness"] = f"{comparison.mean(scenario, name, 'fairness'):.2f}"
         row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
         if roles.get(LEAST_OUTSTANDING) == "heuristic":
             row["vs least_outstanding"] = interval(comparison.against(scenario, name, LEAST_OUTSTANDING))
@@ -265,11 +287,6 @@ def about(comparison: RouteComparison, scenario: str) -> str:
     return f"{given.model} on {replicas} replicas, {max(finished):,} requests x {seeds} seeds"
 
 
-def interval(difference: Paired) -> str:
-    """A relative difference, with half its 95 % interval."""
-    return f"{difference.mean:+z.1%} ± {difference.high - difference.mean:.1%}"
-
-
 def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
     """One row per goal."""
     return [
@@ -291,12 +308,13 @@ COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "b
 
 def text(result: Any) -> list[Block]:
     """A table per scenario, then the goals."""
-    return comparison_blocks(result.comparison, result.goals)
+    return [*comparison_blocks(result.comparison, result.goals), *suite_blocks(result.suite_goals)]
 
 
 def data(result: Any) -> dict[str, Any]:
     """Every row, the contenders, the scenarios and the goals."""
-    return dict(result.comparison.to_dict() | {"goals": goal_rows(result.goals)})
+    suite = [{"sentence": one.sentence, "met": one.is_met} for one in result.suite_goals]
+    return dict(result.comparison.to_dict() | {"goals": goal_rows(result.goals), "suite": suite})
 
 
 def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
@@ -310,7 +328,9 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
     return {f"{name} {figure}": partial(bars, result.comparison, name, figure) for name in names for figure in FIGURES}
 
 
-def write_comparison(comparison: RouteComparison, verdicts: list[Verdict], folder: str | Path) -> Path:
+def write_comparison(
+    comparison: RouteComparison, verdicts: list[Verdict], suite: list[SuiteVerdict], folder: str | Path
+) -> Path:
     """Write everything; returns the report."""
     import polars as pl
 
@@ -320,11 +340,11 @@ def write_comparison(comparison: RouteComparison, verdicts: list[Verdict], folde
         write_frame(temporary / "comparison.parquet", frame)
         everything = comparison.to_dict() | {"goals": goal_rows(verdicts)}
         write_text(temporary / "comparison.json", json.dumps(everything, indent=1))
-        _write_report(comparison, verdicts, temporary / "report.html")
+        _write_report(comparison, verdicts, suite, temporary / "report.html")
     return Path(folder) / "report.html"
 
 
-def _write_report(comparison: RouteComparison, verdicts: list[Verdict], path: Path) -> None:
+def _write_report(comparison: RouteComparison, verdicts: list[Verdict], suite: list[SuiteVerdict], path: Path) -> None:
     names = list(comparison.scenarios)
     seeds = len({row.seed for row in comparison.rows})
     met, still_open = (sum(verdict.word == word for verdict in verdicts) for word in ("yes", "open"))
@@ -335,7 +355,7 @@ def _write_report(comparison: RouteComparison, verdicts: list[Verdict], path: Pa
         drawn = {f"{figure}_{number}": partial(bars, comparison, name, figure) for figure in FIGURES}
         rows = Table(scenario_rows(comparison, name), caption=notes(comparison, name))
         blocks.append(Section(f"{name}: {about(comparison, name)}", [*plots(drawn), rows]))
-    blocks.append(Section("Goals", [Table(goal_rows(verdicts))]))
+    blocks.append(Section("Goals", [Table(goal_rows(verdicts)), *suite_blocks(suite)]))
     lede = (
         f"Scenarios: {len(names)}. Held-out seeds: {seeds}. Every router gets the same requests. "
         "Differences are paired by seed, with 95 % intervals."

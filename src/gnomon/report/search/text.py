@@ -40,10 +40,26 @@ def found_blocks(
     blocks += lines(account(found))
     if found.best is None:
         return [*blocks, Line(nothing_qualifies(found))]
-    blocks += lines([f"Best: {found.best.label}", *([capacity_words(capacity)] if capacity else [])])
+    blocks += lines([*best_words(found), *([capacity_words(capacity)] if capacity else [])])
     if no_command:
         blocks.append(Line(f"No command: {no_command}"))
     return [*blocks, *(Command(f"With {ENGINES[name].name}", text) for name, text in commands.items())]
+
+
+MOST_TIES = 5
+
+
+def best_words(found: Found) -> list[str]:
+    """The winner, and who ties with it."""
+    assert found.best is not None
+    ties = [one.label for one in found.ties]
+    if not ties:
+        return [f"Best: {found.best.label}"]
+    more = f" and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
+    return [
+        f"First of {len(ties) + 1} that tie: {found.best.label}",
+        f"Within the 95 % intervals of both, as good: {'; '.join(ties[:MOST_TIES])}{more}",
+    ]
 
 
 def capacity_words(capacity: Interval) -> str:

@@ -60,7 +60,7 @@ ROUTERS: Registry[RouterSpec] = Registry(
             "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv",
             "least_prefill_tokens", "lmetric", "sticky_session", "sticky_until_full", "prefix_aware",
             "adapter_aware", "predicted_latency", "unselfish", "lookahead", "vllm_dp", "llmd", "llmd_estimated",
-            "learned",
+            "dynamo_kv", "cache_aware", "hash_spill", "gateway", "learned",
         )
     },
     where="router.name",

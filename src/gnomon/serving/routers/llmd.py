@@ -65,11 +65,30 @@ def pick(fleet: Fleet, request_id: int) -> int:
     return chosen
 
 
-@router("llmd", options={"queue": 1.0, "kv": 1.0, "prefix": 1.0, "report_interval_s": 0.05}, memory=SEEN, draws=True)
+@inlined
+def score_active(fleet: Fleet, active: float) -> None:
+    """Add the score of requests in flight, which the picker counts itself: 1 for none, 0 for who has the most."""
+    replicas, most = fleet.cluster.replicas, 0
+    for i in range(fleet.candidates.size):
+        state = replicas[fleet.candidates[i]]
+        most = max(most, state.num_outstanding + state.num_coming)
+    for i in range(fleet.candidates.size):
+        state = replicas[fleet.candidates[i]]
+        share = (state.num_outstanding + state.num_coming) / most if most > 0 else 0.0
+        fleet.memory[SEEN * fleet.candidates[i] + SCORE] += active * (1.0 - share)
+
+
+@router(
+    "llmd", options={"queue": 1.0, "kv": 1.0, "prefix": 1.0, "report_interval_s": 0.05, "active": 0.0}, memory=SEEN,
+    draws=True,
+)  # fmt: skip
 def llmd(fleet: Fleet, request_id: int) -> int:
-    """Weights `queue` x short queue + `kv` x free memory + `prefix` x what the prefix cache holds now."""
+    """Weights `queue` x short queue + `kv` x free memory + `prefix` x what the prefix cache holds now + `active` x few
+    requests in flight."""
     look(fleet, request_id, fleet.parameters[3])
     score_load(fleet, fleet.parameters[0], fleet.parameters[1])
+    if fleet.parameters[4] > 0.0:
+        score_active(fleet, fleet.parameters[4])
     if fleet.parameters[2] == 0.0 or fleet.cluster.requests[request_id].prefix_count == 0:
         return pick(fleet, request_id)
     most, least = 0, 1 << 60
