@@ -16,6 +16,7 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
 from gnomon.report.routing import files as route_text
 from gnomon.routing import compare as comparing
+from gnomon.routing import suite
 from gnomon.routing.compare import (
     BEST,
     GOALS,
@@ -118,7 +119,7 @@ def test_all_baselines_are_routers_and_all_demanded_ones_are_there():
 def test_heuristics_know_as_much_about_lengths_as_the_policy():
     found = comparing.contenders(CompareConfig(), {"learned": None}, "noisy")
     assert all(one.router.lengths == "noisy" for one in found if one.role != "bound")
-    assert [one.name for one in found if one.role == "teacher"] == ["unselfish"]
+    assert [one.name for one in found if one.role == "teacher"] == ["unselfish", "gateway"]
     assert [one.router.lengths for one in found if one.role == "bound"] == ["oracle"]
 
 
@@ -253,3 +254,40 @@ def test_another_source_is_that_of_every_pool():
     ]
     with pytest.raises(UnknownNameError, match="roofline"):
         find_scenario("unequal", "crystal_ball")
+
+
+def test_the_suite_is_eleven_kinds_of_fleets_at_three_loads():
+    kinds = {name.rpartition("-")[0] for name in suite.cells()}
+    assert (len(kinds), len(suite.cells())) == (11, 33)
+    assert {name.rpartition("-")[2] for name in suite.cells()} == {"50", "75", "90"}
+    for one in suite.cells().values():
+        assert one.slo.is_given
+    rates = [suite.cells()[f"documents-{load}"].workload.rate for load in (50, 75, 90)]
+    assert rates == sorted(rates)
+    found = comparing.contenders(CompareConfig(suite=True), {"learned": None}, "none")
+    assert {one.name for one in found} >= set(ROUTERS) - set(ROUTERS.own), "every router that comes with Gnomon"
+    assert not [one for one in found if one.role == "bound"]
+
+
+def test_goals_over_the_suite_count_cells_and_name_losses():
+    """Of three cells the router is 1 % above the best heuristic in two and 4 % above in one: too few of them within
+    2 %, though none beyond 5 %. Its goodput is a tenth below the best, its P99 TTFT equal to least-outstanding's."""
+
+    def row(scenario: str, seed: int, router: str, e2e_s: float, good: float) -> Row:
+        return Row(scenario, seed, router, e2e_s, e2e_s, e2e_s, 0.1, 0.1, 0.2, 10.0, 0.0, 100, good, 1.0)
+
+    names = ("plain-50", "plain-75", "plain-90")
+    rows = [row(name, seed, "least_outstanding", 1.2, 9.0) for name in names for seed in (0, 1)]
+    rows += [row(name, seed, "lmetric", 1.0, 10.0) for name in names for seed in (0, 1)]
+    ours = dict(zip(names, (1.01, 1.01, 1.04), strict=True))
+    rows += [row(name, seed, "gateway", ours[name], 9.0) for name in names for seed in (0, 1)]
+    roles = {"gateway": "teacher", "lmetric": "heuristic", "least_outstanding": "heuristic"}
+    against = tuple(Contender(name, RouterConfig(name="random"), role) for name, role in roles.items())
+    found = suite.judge(RouteComparison(tuple(rows), against, {name: Scenario() for name in names}))
+    e2e, goodput, tail = found
+    assert [(one.scenario, one.baseline) for one in e2e.losses] == [("plain-90", "lmetric")]
+    assert e2e.losses[0].worse.mean == pytest.approx(0.04)
+    assert "in 2 of 3 cells" in e2e.sentence and e2e.sentence.endswith("NOT met.")
+    assert goodput.losses[0].worse.mean == pytest.approx(0.1), "below is a loss"
+    assert tail.is_met and tail.sentence.endswith("Met.")
+    assert any("plain-90" in str(block) for block in route_files.suite_blocks(found))

@@ -1,6 +1,5 @@
 """Routers on the same held-out traces, seed by seed, and what a policy must reach on the built-in scenarios."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,8 +24,10 @@ from gnomon.timing import SOURCES, TimingConfig
 BOUND = "lookahead, oracle lengths"
 TEACHER = "unselfish"
 """The rule that policies are cloned from: a router made by hand."""
-BASELINES = tuple(name for name in ROUTERS if name not in ("learned", TEACHER))
-"""Every router that comes with Gnomon but these two."""
+OWN_RULES = (TEACHER, "gateway")
+"""Made by hand here: shown and judged on the suite, but no baselines."""
+BASELINES = tuple(name for name in ROUTERS if name not in ("learned", *OWN_RULES))
+"""Every other router that comes with Gnomon."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Row:
     imbalance: float
     """Tokens computed by the busiest replica over the mean, less 1: a diagnostic, not a goal."""
     finished: int
-    goodput_per_s: float = math.nan
-    """Requests per second that met their class's SLO, or the scenario's; NaN where there is none."""
+    goodput_per_s: float | None = None
+    """Requests per second that met their class's SLO, or the scenario's; None where there is none."""
     fairness: float = 1.0
     """Jain's index of the requests' seconds per output token: 1 where all are treated alike."""
 
@@ -154,7 +155,7 @@ def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths:
     ]
     found += [Contender(name, _router(name, lengths), "heuristic") for name in config.routers or BASELINES]
     if not config.routers:
-        found.append(Contender(TEACHER, _router(TEACHER, lengths), "teacher"))
+        found += [Contender(name, _router(name, lengths), "teacher") for name in OWN_RULES]
     if not config.routers and config.suite:
         found += suite.more_contenders(lengths)
     elif not config.routers and lengths != "oracle":
@@ -257,22 +258,24 @@ def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
         ttft_mean_s=float(ttft.mean()), ttft_p50_s=float(np.percentile(ttft, 50)),
         ttft_p99_s=float(np.percentile(ttft, 99)), requests_per_s=e2e.size / duration_s,
         imbalance=float(tokens.max() / tokens.mean() - 1), finished=int(e2e.size),
-        goodput_per_s=_good_requests(done, times) / duration_s,
+        goodput_per_s=_goodput(done, times, duration_s),
         fairness=float(seconds.sum() ** 2 / (seconds.size * (seconds**2).sum())),
     )  # fmt: skip
 
 
-def _good_requests(done: Any, times: Any) -> float:
-    """How many requests met the SLO of their class, or the scenario's; NaN where no SLO is given."""
+def _goodput(done: Any, times: Any, duration_s: float) -> float | None:
+    """Requests per second that met the SLO of their class, or the scenario's; None where no SLO is given."""
     from gnomon.serving.results.latency import slo_met
 
-    q, slos = done.cluster.requests, [one.slo for one in done.requests.classes] or [None]
-    found = [
-        slo_met(slo if slo is not None and slo.is_given else done.scenario.slo, times,
-                (times.status == FINISHED) & (q.user_class == number), 1, 1.0)
-        for number, slo in enumerate(slos)
-    ]  # fmt: skip
-    return sum(math.nan if one is None else one.goodput_requests_per_s for one in found)
+    q, slos, good = done.cluster.requests, [one.slo for one in done.requests.classes] or [None], 0.0
+    for number, slo in enumerate(slos):
+        given = slo if slo is not None and slo.is_given else done.scenario.slo
+        mine = (times.status == FINISHED) & (q.user_class == number)
+        found = slo_met(given, times, mine, 1, duration_s)
+        if found is None:
+            return None
+        good += found.goodput_requests_per_s
+    return good
 
 
 BEST = "the best heuristic"
@@ -335,7 +338,7 @@ class Verdict:
 def judge(comparison: RouteComparison, policy: str) -> list[Verdict]:
     """The verdict on every goal whose scenario and baseline were compared."""
     known = {one.name for one in comparison.contenders if one.role in ("heuristic", "teacher")}
-    if not known - {TEACHER}:
+    if not known - set(OWN_RULES):
         return []
     goals = [Goal(name, "e2e_mean_s", TEACHER, 0.02) for name in comparison.scenarios] if policy == CLONE else GOALS
     found = []

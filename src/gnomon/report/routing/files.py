@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -242,12 +241,12 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
     best = comparison.best_heuristic(scenario)
     rows = []
     for name in ranked(comparison, scenario):
-        mark = {"policy": " *", "teacher": " (teacher)", "bound": " (knows lengths)", "heuristic": ""}[roles[name]]
+        mark = {"policy": " *", "teacher": " (own rule)", "bound": " (knows lengths)", "heuristic": ""}[roles[name]]
         row: dict[str, Any] = {"router": name + mark}
         row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in COLUMNS.items()}
         row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
-        if not math.isnan(good := comparison.mean(scenario, name, "goodput_per_s")):
-            row["goodput/s"] = f"{good:.4g}"
+        if None not in comparison.values(scenario, name, "goodput_per_s"):
+            row["goodput/s"] = f"{comparison.mean(scenario, name, 'goodput_per_s'):.4g}"
         row["fairness"] = f"{comparison.mean(scenario, name, 'fairness'):.2f}"
         row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
         if roles.get(LEAST_OUTSTANDING) == "heuristic":
@@ -262,7 +261,7 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
 
 MARKS = {
     "policy": "* a learned policy.",
-    "teacher": "(teacher): the rule that policies learn from.",
+    "teacher": "(own rule): made by hand here, no baseline; policies learn from unselfish.",
     "bound": "(knows lengths): knows every output length, which no real router does; not the best possible.",
 }
 
