@@ -11,6 +11,8 @@ import math
 
 from gnomon.serving.routers import Fleet, router
 
+_PRIME = 2_147_483_647
+
 
 @router("hash_spill", options={"bound": 1.25})
 def hash_spill(fleet: Fleet, request_id: int) -> int:
@@ -26,8 +28,12 @@ def hash_spill(fleet: Fleet, request_id: int) -> int:
         has = replicas[r].num_outstanding + replicas[r].num_coming
         weight = -float(has)
         if session >= 0:
-            mixed = (session * 2_654_435_761 + (int(r) + 1) * 2_246_822_519) % 4_294_967_296
-            weight = float((mixed * 2_654_435_769 + (mixed >> 13)) % 4_294_967_296 * 3_266_489_917 % 4_294_967_296)
+            mixed = (
+                session * 2_654_435_761 + (int(r) + 1) * 2_246_822_519
+            ) % _PRIME  # Below 2**63, as in plain Python.
+            for factor in (48_271, 69_621):
+                mixed = (mixed ^ (mixed >> 15)) * factor % _PRIME
+            weight = float(mixed)
         if has < limit and weight > highest:
             best, highest = r, weight
     return best
