@@ -16,7 +16,7 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
 from gnomon.report.routing import files as route_text
 from gnomon.routing import compare as comparing
-from gnomon.routing import suite
+from gnomon.routing import suite, suite_goals
 from gnomon.routing.compare import (
     BEST,
     GOALS,
@@ -283,7 +283,7 @@ def test_goals_over_the_suite_count_cells_and_name_losses():
     rows += [row(name, seed, "gateway", ours[name], 9.0) for name in names for seed in (0, 1)]
     roles = {"gateway": "teacher", "lmetric": "heuristic", "least_outstanding": "heuristic"}
     against = tuple(Contender(name, RouterConfig(name="random"), role) for name, role in roles.items())
-    found = suite.judge(RouteComparison(tuple(rows), against, {name: Scenario() for name in names}))
+    found = suite_goals.judge(RouteComparison(tuple(rows), against, {name: Scenario() for name in names}))
     e2e, goodput, tail = found
     assert [(one.scenario, one.baseline) for one in e2e.losses] == [("plain-90", "lmetric")]
     assert e2e.losses[0].worse.mean == pytest.approx(0.04)

@@ -17,7 +17,7 @@ from gnomon.routing.tune import TuneConfig, Tuned
 if TYPE_CHECKING:
     from gnomon.report.blocks import Block
     from gnomon.routing.compare import RouteComparison, Verdict
-    from gnomon.routing.suite import SuiteVerdict
+    from gnomon.routing.suite_goals import SuiteVerdict
 
 __all__ = [
     "CompareConfig", "Folder", "RouteConfig", "Routers", "TuneConfig", "TunedRouter", "Watcher", "clone_teacher",
@@ -74,7 +74,7 @@ class Routers(Result):
     @cached_property
     def suite_goals(self) -> list[SuiteVerdict]:
         """Which goals over the suite's fleets each policy and the teacher meet, where those were compared."""
-        from gnomon.routing.suite import judge
+        from gnomon.routing.suite_goals import judge
 
         return judge(self.comparison)
 

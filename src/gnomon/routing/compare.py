@@ -14,6 +14,7 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
+from gnomon.routing.suite import cells, tuned_routers
 from gnomon.routing.traffic import held_out_requests
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.routers import ROUTERS
@@ -144,8 +145,6 @@ def interval(difference: Paired) -> str:
 def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths: LengthsKnown) -> list[Contender]:
     """The policies (None: the one that comes with Gnomon), the baselines, and the bound; on the suite instead of that
     other routers with tuned weights."""
-    from gnomon.routing import suite
-
     unknown = set(config.routers) - set(ROUTERS)
     if unknown:
         raise UnknownNameError("router", unknown.pop(), ROUTERS, where="compare.routers")
@@ -157,7 +156,7 @@ def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths:
     if not config.routers:
         found += [Contender(name, _router(name, lengths), "teacher") for name in OWN_RULES]
     if not config.routers and config.suite:
-        found += suite.more_contenders(lengths)
+        found += [Contender(name, one, "heuristic") for name, one in tuned_routers(lengths).items()]
     elif not config.routers and lengths != "oracle":
         found.append(Contender(BOUND, _router("lookahead", "oracle"), "bound"))
     return found
@@ -175,8 +174,6 @@ def built_in_scenarios() -> list[str]:
 
 def find_scenario(name: str, source: str | None = None) -> Scenario:
     """A built-in scenario by its name, or one from a file; with iteration times from `source` if given."""
-    from gnomon.routing.suite import cells
-
     if name in cells():
         found = cells()[name]
     elif name in built_in_scenarios():
@@ -210,8 +207,6 @@ def compare(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RouteComparison:  # fmt: skip
     """Run every contender on every scenario and seed."""
-    from gnomon.routing.suite import cells
-
     names = config.scenarios or (cells() if config.suite else built_in_scenarios())
     scenarios = {Path(name).stem: find_scenario(name, config.source) for name in names}
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)

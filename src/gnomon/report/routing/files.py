@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gnomon.routing import online
     from gnomon.routing.config import RouteConfig
-    from gnomon.routing.suite import SuiteVerdict
+    from gnomon.routing.suite_goals import SuiteVerdict
 
 FILES = ("metrics.csv", "metrics.parquet")
 STEPS = ("step", "update", "epoch", "iteration")
