@@ -124,7 +124,10 @@ class Compute:
         fitted = self.rates.attention if self.config.framework == "megatron" else 1.0
         rate = fitted * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
         seconds = self._s(operator, length, 0.0) / rate
-        return max(seconds, flops / self.constants.fa2_rate) if self.config.attention_kernel == "fa2" else seconds
+        if self.config.attention_kernel == "fa2":
+            rates = self.constants.fa2_rate
+            seconds = max(seconds, flops / rates.get(self.config.device, rates["any"]))
+        return seconds
 
     def _product(self, made: Pass, part: str, operator: Operator, tokens: float, precision: Precision) -> None:
         """A product with its two backward ones, and what quantising their inputs takes."""

@@ -81,8 +81,8 @@ class Constants(Config):
     """Bytes that quantising moves per element of a product's input and of its output's gradient."""
     small_heads: float
     """Rate of attention with heads of 64 over those of 128."""
-    fa2_rate: float
-    """FlashAttention-2's FLOP/s on Hopper and later, forward."""
+    fa2_rate: dict[str, float]
+    """FlashAttention-2's FLOP/s on Hopper and later, forward, by device; `any` for those that are not named."""
     optimizer_bandwidth: float
     """Share of the memory's bandwidth that fused AdamW reaches."""
     adapter_moves: dict[str, float]

@@ -113,12 +113,12 @@ def _configuration(
     return build(Posttrain, data)
 
 
-VERL = {"dispatch_s": 20.0, "launch_per_layer_s": 3.4e-4, "shape": 0.7, "efficiency": 1.3}
+VERL = {"dispatch_s": 20.0, "launch_per_layer_s": 3.4e-4, "shape": 0.7}
 """dispatch_s: a padded batch of 8,192 x 30,720 through the single controller, fitted to the log-probabilities' seconds
 of the colocated runs and to what the asynchronous trainers wait. launch_per_layer_s: eager decoding (verl's default),
 11 ms for 32 layers on an H100 host. shape (log-normal) and efficiency (H20, whose training was not measured): fitted to
 the generation of the colocated runs."""
-NEMO = {"shape": 3.1, "prompt": 150, "efficiency": 0.5}
+NEMO: dict[str, Any] = {"shape": 3.1, "prompt": 150, "release": "25.09", "efficiency": 0.75}
 """efficiency of training and the refit of `shared_memory` are fitted to the five synchronous steps on H100, that of
 `rdma` to three asynchronous ones; the shape is the simulator's default; prompts of OpenMathInstruct-2 an estimate."""
 VERL_SYNCS = {
@@ -172,8 +172,7 @@ def verl_configuration(run: VerlRun, mean: float, seed: int, steps: int) -> Post
         "framework": "fsdp",
         "context_parallel": 4,
         "shard_gpus": 8 if run.rollout else 2,
-        "efficiency": VERL["efficiency"],
-    }
+            }
     algorithm: dict[str, Any] = {"rollout_batch_size": 512, "group_size": 16, "n_minibatches": 16}
     if run.rollout:
         placement = {"actor": f"0-{run.trainer - 1}", "rollout": f"{run.trainer}-{total - 1}"}
@@ -317,7 +316,7 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
             "actor": {
                 "tensor_parallel": tensor, "context_parallel": context, "expert_parallel": experts,
                 "pipeline_parallel": stages, "max_tokens": longest, "deal": "sequences", "precision": dtype,
-                "recompute": 1.0 if is_large else None, "offload": not off, "efficiency": NEMO["efficiency"],
+                "recompute": 1.0 if is_large else None, "offload": not off, "release": NEMO["release"], "efficiency": NEMO["efficiency"],
             },
             "lengths": {
                 "mean": mean - prompt, "shape": NEMO["shape"], "prompt_mean": prompt, "max_prompt": 4 * prompt,

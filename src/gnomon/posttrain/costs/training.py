@@ -191,11 +191,9 @@ class Costs:
         """Micro-batches one after another through the stages of one copy, with the pipeline's fill and drain."""
         if not tokens.size:
             return 0.0
-        total = float(tokens.sum())
-        count = math.ceil(total / part.max_tokens) if part.max_tokens else tokens.size
-        count = max(1, min(count, tokens.size))
+        count = num_packed(tokens, part.max_tokens) if part.max_tokens else tokens.size
         if part.max_tokens:
-            seconds = count * grid.base_s(total / count, forwards, trainings, again)
+            seconds = count * grid.base_s(float(tokens.sum()) / count, forwards, trainings, again)
             seconds += float(grid.attention_s(tokens, forwards, trainings, again).sum())
         else:
             seconds = float(grid.each_s(tokens, forwards, trainings, again).sum())
@@ -240,6 +238,15 @@ class Costs:
         return t.migration_s + kv_tokens * self.model.kv_bytes_per_token("bf16", 1) / t.kv_bandwidth_bytes_s
 
 
+def num_packed(tokens: Ints, room: int) -> int:
+    """Micro-batches of at most `room` tokens that hold these sequences: the longest first, each into the first with
+    room; what is longer has one of its own."""
+    left = np.full(tokens.size, room)
+    for size in -np.sort(-tokens, axis=None):
+        left[np.argmax((left >= size) | (left == room))] -= size
+    return int((left < room).sum())
+
+
 def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompute: float = 0.0) -> TrainConfig:
     """A layout as `gnomon train step` knows it. Its micro-batch is the longest sequence, or what is packed of a rank's
     share of a mini-batch."""
@@ -274,6 +281,10 @@ def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompu
         recompute="full" if recompute else "none",
         recompute_layers=round(recompute * layers / part.pipeline_parallel) if 0 < recompute < 1 else None,
         framework=part.framework,
+        release=part.release,
+        compile=part.compile,
+        cuda_graphs=False,
+        attention_kernel="fa2" if is_sharded else "newest",
         head_chunk=HEAD_CHUNK,
     )
 

@@ -112,6 +112,10 @@ class TrainingConfig(ComponentConfig):
     max_tokens: Tokens | None = None
     """Tokens that pass a copy at once: sequences are packed up to this; one sequence at a time unless given."""
     precision: Literal["bf16", "fp8"] = "bf16"
+    release: str = ""
+    """megatron: its release, e.g. 26.02; the newest known unless given."""
+    compile: bool = False
+    """fsdp: layers go through torch.compile (prime-rl; verl's do not)."""
 
     @property
     def num_gpus(self) -> int:
