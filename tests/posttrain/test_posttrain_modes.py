@@ -17,7 +17,7 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.costs.training import Costs, reward_copies, reward_s
+from gnomon.posttrain.costs.training import Costs, num_packed, reward_copies, reward_s
 from gnomon.posttrain.costs.weights import num_tensors, sync_s
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import AlgorithmConfig, Posttrain
@@ -294,3 +294,33 @@ def test_a_weight_sync_takes_its_tensors_and_its_bytes() -> None:
     assert sync_s(engine, model, 4, 4) == pytest.approx(every)
     quantised = build(Posttrain, {"model": "qwen3-30b-a3b", "device": "h20", "rollout": {"dtype": "fp8"}})
     assert far - sync_s(quantised, model, 16, 16) == pytest.approx(model.num_parameters / (0.34 * 36e9))
+
+
+@pytest.mark.parametrize("policy", ["disaggregated", "elastic"])
+@pytest.mark.parametrize("more", [{}, {"prefix_cache": True}, {"migration": "kv_transfer"}])
+def test_ranks_of_an_instance_share_experts_and_move_together(policy: str, more: dict[str, Any]) -> None:
+    """Instances of two data-parallel ranks: no sequence is lost when one leaves, and both ranks have work."""
+    parts = {"actor": "0-7", "rollout": "8-15"}
+    rollout = {"data_parallel": 2, "expert_parallel": True, "max_running_requests": 4}
+    config = small(
+        (8, 8, 0),
+        model="qwen3-30b-a3b",
+        cluster={"num_nodes": 2, "gpus_per_node": 8, "component_placement": parts},
+        actor={"expert_parallel": 8, "recompute": 1.0, "deal": "sequences"},
+        rollout=rollout | more,
+    )
+    record = run(config, make_policy(policy))
+    assert_tokens_conserved(record)
+    assert_owned_once(record)
+    assert (record.steps[0].num_moved > 0) == (policy == "elastic")
+    alone = run(
+        config.model_copy(update={"rollout": type(config.rollout)(max_running_requests=4)}), make_policy(policy)
+    )
+    assert record.tokens_s != alone.tokens_s
+
+
+def test_whole_sequences_are_packed() -> None:
+    """By hand: 10 has no room for two of 6; 4 goes beside the first 6, 5 has a place of its own, 12 stands alone."""
+    assert num_packed(np.array([[6, 6], [4, 5]]), 10) == 3
+    assert num_packed(np.array([12, 12, 3]), 10) == 3
+    assert num_packed(np.array([3, 3, 3]), 10) == 1

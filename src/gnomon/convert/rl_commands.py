@@ -21,6 +21,7 @@ SAME = {
     f"{ROLLOUT}.name": "rollout.preset",
     f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel",
     f"{ROLLOUT}.pipeline_model_parallel_size": "rollout.pipeline_parallel",
+    f"{ROLLOUT}.data_parallel_size": "rollout.data_parallel",
     f"{ROLLOUT}.gpu_memory_utilization": "rollout.memory_utilization",
     f"{ROLLOUT}.max_num_seqs": "rollout.max_running_requests",
     f"{ROLLOUT}.quantization": "rollout.dtype",
@@ -42,7 +43,7 @@ TOGETHER = (
     f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{MODEL}.enable_gradient_checkpointing", "algorithm.use_kl_in_reward", "algorithm.adv_estimator",
     "actor_rollout_ref.hybrid_engine", f"{ACTOR}.use_rollout_log_probs", "rollout.nnodes", "rollout.n_gpus_per_node",
-    "async_training.require_batches", "async_training.trigger_parameter_sync_step",
+    "async_training.require_batches", "async_training.trigger_parameter_sync_step", f"{ROLLOUT}.expert_parallel_size",
 )  # fmt: skip
 """Options of which several make a field."""
 DEFAULTS: dict[str, Any] = {
@@ -97,6 +98,8 @@ def _finish(values: dict[str, Any], given: dict[str, Any]) -> None:
         actor["recompute"] = float(given[f"{MODEL}.enable_gradient_checkpointing"])
     if given.get(f"{ACTOR}.use_dynamic_bsz"):
         actor["max_tokens"] = given[f"{ACTOR}.ppo_max_token_len_per_gpu"] * actor.get("context_parallel", 1)
+    if given.get(f"{ROLLOUT}.expert_parallel_size", 1) > 1:
+        values["rollout"]["expert_parallel"] = True
     lengths = values.setdefault("lengths", {})
     lengths["mean"] = MEAN_SHARE * lengths["max_response"]
     lengths["prompt_mean"] = max(1, lengths["max_prompt"] // 4)
@@ -186,6 +189,13 @@ def verl_flags(config: Posttrain) -> list[str]:
         }
     else:
         flags |= {f"{ACTOR}.ulysses_sequence_parallel_size": actor.context_parallel}
+    if config.rollout.num_gpus > config.rollout.tensor_parallel or config.rollout.expert_parallel:
+        ranks = config.rollout.tensor_parallel * config.rollout.data_parallel
+        flags |= {
+            f"{ROLLOUT}.pipeline_model_parallel_size": config.rollout.pipeline_parallel,
+            f"{ROLLOUT}.data_parallel_size": config.rollout.data_parallel,
+            f"{ROLLOUT}.expert_parallel_size": ranks if config.rollout.expert_parallel else 1,
+        }
     if actor.max_tokens:
         each = actor.max_tokens // actor.context_parallel
         flags |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": each}

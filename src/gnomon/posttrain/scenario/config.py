@@ -75,10 +75,12 @@ class ComponentConfig(Config):
 class RolloutConfig(ComponentConfig):
     """The generation engines."""
 
+    data_parallel: Degree = 1
+    """Ranks of an instance that share the experts of a mixture-of-experts model and step together."""
     expert_parallel: bool = False
     """Whole experts on each GPU of an instance instead of slices of all."""
     max_running_requests: Sequences = 256
-    """Sequences that one instance runs at once."""
+    """Sequences that one instance, or each of its data-parallel ranks, runs at once."""
     memory_utilization: Share = 0.85
     """Share of each GPU's memory for weights and KV cache."""
     engine: str = "vllm_v1"
@@ -96,6 +98,16 @@ class RolloutConfig(ComponentConfig):
     """Time of the engine's own code per iteration."""
     migration: Literal["reprefill", "kv_transfer"] = "reprefill"
     """How a moved sequence goes on: prefill its prompt and output again, or take its KV cache along."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one instance."""
+        return super().num_gpus * self.data_parallel
+
+    @property
+    def max_running(self) -> int:
+        """Sequences that one instance runs at once."""
+        return self.max_running_requests * self.data_parallel
 
 
 class TrainingConfig(ComponentConfig):

@@ -65,8 +65,8 @@ class Rollouts:
             cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0), *open_to_all(cluster)
         )
         self._engine = engine_of([config.rollout.engine], ROUTERS["round_robin"])
-        self._log: Log = new_log(_LOG_ROWS_EACH * num_instances * config.rollout.pipeline_parallel, _LOG_GAPS)
-        self.kv_tokens = pool.num_kv_blocks * pool.batching.block_size
+        self._log: Log = new_log(_LOG_ROWS_EACH * pool.num_ranks * config.rollout.pipeline_parallel, _LOG_GAPS)
+        self._ranks = config.rollout.data_parallel
         self.instance_of = np.full(len(sequences), -1, np.int64)
         self._requests, self._replicas = cluster.requests, cluster.replicas
         state = (self._fleet, self._engine, self._log)
@@ -77,9 +77,20 @@ class Rollouts:
         """Queue sequence `ids[i]` at `instances[i]`; everything before `now` has happened."""
         if not ids.size:
             return
-        order = np.argsort(instances, kind="stable")
         self.instance_of[ids] = instances
-        self._submit(self._fleet, self._engine, self._log, ids[order], instances[order], now)
+        ranks = self._on_ranks(instances)
+        order = np.argsort(ranks, kind="stable")
+        self._submit(self._fleet, self._engine, self._log, ids[order], ranks[order], now)
+
+    def _on_ranks(self, instances: Ints) -> Ints:
+        """The data-parallel rank of its instance that each sequence goes to: the one with the fewest."""
+        ranks = instances * self._ranks
+        if self._ranks > 1:
+            load = self._replicas.num_outstanding.copy()
+            for i, first in enumerate(ranks.tolist()):
+                ranks[i] += load[first : first + self._ranks].argmin()
+                load[ranks[i]] += 1
+        return ranks
 
     def advance(self, until: float) -> None:
         """Let every instance run up to `until`."""
@@ -88,7 +99,7 @@ class Rollouts:
     def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
         """Empty an instance at its next batch boundary: its unfinished sequences, and when that is."""
         with function_arguments():
-            ids, stop = withdraw(self._fleet, self._engine, self._log, instance, now)
+            ids, stop = withdraw(self._fleet, self._engine, self._log, instance * self._ranks, now)
         if self._moves_kv:
             started = ids[Rollouts.generated(self, ids) > 0]
             # All KV but that of the newest token comes along.
@@ -118,12 +129,14 @@ class Rollouts:
     @property
     def unfinished(self) -> Ints:
         """Sequences that each instance runs or has waiting."""
-        return np.asarray(self._replicas.num_outstanding)
+        return np.asarray(self._replicas.num_outstanding.reshape(-1, self._ranks).sum(axis=1))
 
     @property
     def kv_use(self) -> Floats:
         """Share of each instance's KV blocks in use."""
-        return np.asarray(1.0 - self._replicas.free_blocks / self._replicas.num_blocks)
+        return np.asarray(
+            1.0 - (self._replicas.free_blocks / self._replicas.num_blocks).reshape(-1, self._ranks).mean(axis=1)
+        )
 
     @property
     def next_event_s(self) -> float:
@@ -132,8 +145,8 @@ class Rollouts:
 
     @property
     def busy_s(self) -> Floats:
-        """Seconds in which each instance computed."""
-        return np.asarray(self._replicas.busy_s)
+        """Seconds in which each instance computed; its ranks step together."""
+        return np.asarray(self._replicas.busy_s.reshape(-1, self._ranks).max(axis=1))
 
     @property
     def tokens_computed(self) -> int:
@@ -183,6 +196,7 @@ def _pool_and_tables(
         "replica": {
             "tensor_parallel": rollout.tensor_parallel,
             "pipeline_parallel": rollout.pipeline_parallel,
+            "data_parallel": rollout.data_parallel,
             "expert_parallel": rollout.expert_parallel,
             "memory_utilization": rollout.memory_utilization,
             "max_request_tokens": longest,

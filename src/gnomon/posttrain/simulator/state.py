@@ -89,7 +89,7 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
         num_gpus=config.cluster.num_gpus,
         rollout_gpus=config.rollout.num_gpus,
         inference_gpus=config.inference.num_gpus if step.has_inference else 0,
-        max_running=config.rollout.max_running_requests,
+        max_running=config.rollout.max_running,
         valid_actor_sizes=step.record.valid_actor_sizes,
         initial=step.placement.by_name(),
         actor=owners.of("actor"),

@@ -85,7 +85,7 @@ def _batched_s(cost: float, scale: float) -> float:
 
 
 def _rollout_s(config: Posttrain, cost: float, gpus: int) -> float:
-    cap = config.rollout.max_running_requests
+    cap = config.rollout.max_running
     full = math.ceil(LARGE_BATCH_FILL * cap) if cap >= LARGE_BATCH else cap
     if gpus // config.rollout.num_gpus * full >= config.algorithm.num_sequences:
         return cost

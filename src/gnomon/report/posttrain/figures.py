@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gnomon.posttrain.simulator import record
 from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
 from gnomon.posttrain.studies.compare import Outcome
 from gnomon.report import look
@@ -21,14 +22,8 @@ COLOURS = {
     "transition": "#9D7CBF",
     "free": "#E8E3DA",
 }
-NAMES = {owner: owner for owner in COLOURS}
-CAUSES = {
-    "busy": ("busy", "#4C78A8"),
-    "tail": ("tail", "#B9DDB4"),
-    "waiting": ("waiting", "#C7D3E3"),
-    "transition": ("transition", "#9D7CBF"),
-    "unusable": ("unusable", "#E8E3DA"),
-}
+_OF_CAUSES = ("#4C78A8", "#B9DDB4", "#C7D3E3", "#9D7CBF", "#E8E3DA")
+CAUSES = {name: (name, colour) for name, colour in zip(record.CAUSES, _OF_CAUSES, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -123,12 +118,12 @@ def allocation_figure(record: RunRecord) -> Figure:
     for owner, colour in COLOURS.items():
         mine = [bar for bar in found if bar.owner == owner]
         if mine:
-            traces.append(_bar_trace(mine, NAMES[owner], colour))
+            traces.append(_bar_trace(mine, owner, colour))
     traces += _minibatches(record)
     moments, series = counts(record)
     for owner, values in series.items():
         if any(values):
-            traces.append(_count_trace(moments, values, NAMES[owner], COLOURS[owner]))
+            traces.append(_count_trace(moments, values, owner, COLOURS[owner]))
     at, left = unfinished(record)
     said = "%{y:,} sequences at %{x:.0f} s<extra></extra>"
     traces.append(look.line(at, left, LEFT, yaxis="y3", showlegend=False, hovertemplate=said))
@@ -277,9 +272,9 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
         moments, series = counts(one.record)
         for owner, values in series.items():
             if any(values):
-                trace = _count_trace(moments, values, NAMES[owner], COLOURS[owner])
+                trace = _count_trace(moments, values, owner, COLOURS[owner])
                 trace |= {"yaxis": f"y{suffix}", "stackgroup": f"gpus{row}", "customdata": [one.policy] * len(moments)}
-                traces.append(trace | {"name": NAMES[owner], "legendgroup": owner, "showlegend": owner not in named})
+                traces.append(trace | {"name": owner, "legendgroup": owner, "showlegend": owner not in named})
                 named.add(owner)
         axes[f"yaxis{suffix}"] = {
             "domain": [max(bottom, 0.0), top], "range": [0, one.record.num_gpus], "fixedrange": True,
@@ -334,7 +329,7 @@ def write_trace(record: RunRecord, path: str | Path) -> Path:
     events: list[Event] = []
     for step, start in zip(record.steps, starts(record), strict=True):
         for span in step.spans:
-            events.append(slice_event(NAMES[span.owner], span.gpu, OWNER, start + span.start_s, start + span.end_s))
+            events.append(slice_event(span.owner, span.gpu, OWNER, start + span.start_s, start + span.end_s))
         for one in step.work:
             name = f"mini-batch {one.number}" if one.component == "actor" else "log-probabilities"
             for gpu in one.gpus:
@@ -344,6 +339,6 @@ def write_trace(record: RunRecord, path: str | Path) -> Path:
         events += [thread_name(gpu, OWNER, "owner"), thread_name(gpu, WORK, "work")]
     moments, series = counts(record)
     for i, moment in enumerate(moments):
-        values = {NAMES[owner]: numbers[i] for owner, numbers in series.items()}
+        values = {owner: numbers[i] for owner, numbers in series.items()}
         events.append(counter_event("GPUs", 0, moment, values))
     return write_events(events, path)

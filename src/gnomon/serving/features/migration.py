@@ -29,45 +29,50 @@ def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, no
         enqueue(cluster, r, ids[i], now)
         cluster.replicas[r].prefill_left -= request.processed
     for i in range(ids.size):
-        if i + 1 == ids.size or targets[i + 1] != targets[i]:
-            engine.proceed(cluster, fleet.tables, engine.policies, log, targets[i], now, now)
+        group = cluster.replicas[targets[i]].group_first
+        if i + 1 == ids.size or cluster.replicas[targets[i + 1]].group_first != group:
+            engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, now)
 
 
 @jit
 def submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
-    """Put request `ids[i]` into the queue of replica `targets[i]`, all at `now`; equal targets stand side by side.
+    """Put request `ids[i]` into the queue of replica `targets[i]`, all at `now`; targets of a group stand side by side.
 
-    All replicas have been brought up to `now` before. Replicas are groups of one.
+    All replicas have been brought up to `now` before.
     """
     _submit(borrow(fleet), engine, borrow(log), ids, targets, now)
 
 
-def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tuple[Ints, float]:
-    """Stop replica `r` at its first batch boundary from `now` on; returns its unfinished requests and that moment.
+def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> tuple[Ints, float]:
+    """Stop the group of replicas that `first` leads at its first batch boundary from `now` on; returns its unfinished
+    requests and that moment.
 
-    Their records say where they stand: `prefill_tokens` are all tokens so far. The replica is empty afterwards and can
-    be used again. It has no prefix cache, and has been brought up to `now` before.
+    Their records say where they stand: `prefill_tokens` are all tokens so far. The group is empty afterwards and can
+    be used again. It has been brought up to `now` before.
     """
     cluster = fleet.cluster
-    state = cluster.replicas[r]
-    assert not state.prefix_cache and state.group_size == 1
-    stop = now
-    if state.num_in_flight:
-        stop = float(state.next_end_s)
-        advance_one(fleet, engine, log, r, math.nextafter(stop, math.inf))
+    leader = cluster.replicas[first]
+    stop, last = now, first + int(leader.group_size)
+    if cluster.replicas.num_in_flight[first:last].any():
+        stop = float(leader.next_end_s)
+        advance_one(fleet, engine, log, first, math.nextafter(stop, math.inf))
     requests = cluster.requests
-    members = cluster.stepping[r, : state.num_stepping, ID]
-    done = state.steps - requests.joined[members]
-    requests.processed[members] += done
-    requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])
-    is_here = (requests.replica == r) & (requests.status != FINISHED) & (requests.status != REJECTED)
+    for r in range(first, last):
+        state = cluster.replicas[r]
+        members = cluster.stepping[r, : state.num_stepping, ID]
+        done = state.steps - requests.joined[members]
+        requests.processed[members] += done
+        requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])
+    is_here = (first <= requests.replica) & (requests.replica < last)
+    is_here &= (requests.status != FINISHED) & (requests.status != REJECTED)
     ids = np.flatnonzero(is_here & (requests.status != NOT_ARRIVED))
     requests.prefill_tokens[ids] = np.maximum(requests.prefill_tokens[ids], requests.processed[ids])
     requests.num_restarts[ids] += requests.processed[ids] > 0
     for name, value in (("processed", 0), ("num_blocks", 0), ("status", NOT_ARRIVED), ("replica", NONE)):
         requests[name][ids] = value
-    renew(cluster, r)
-    cluster.stage_free_s[r] = stop
+    for r in range(first, last):
+        renew(cluster, r)
+        cluster.stage_free_s[r] = stop
     return ids, stop
 
 
