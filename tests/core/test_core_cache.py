@@ -178,3 +178,11 @@ def is_large(bundle: WithFeatures) -> bool:
 def whole(bundle: WithFeatures, more: int) -> tuple[int, bool]:
     lent = borrow(bundle)
     return summed(lent, more), is_large(lent)
+
+
+def test_functions_can_be_passed_where_nothing_was_compiled() -> None:
+    """With all code on disk Numba does not read in by itself what knows the type of a function's address."""
+    code = "import sys, gnomon.jit as jit\nwith jit.function_arguments(): print(NAME in sys.modules)"
+    code = code.replace("NAME", "'numba.experimental.function_type'")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "True" or os.environ.get("GNOMON_JIT") == "0", done.stderr

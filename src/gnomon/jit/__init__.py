@@ -59,6 +59,7 @@ def function_arguments() -> Iterator[None]:
         yield
         return
     from numba.core.errors import NumbaExperimentalFeatureWarning
+    from numba.experimental import function_type  # noqa: F401  # Knows their type, also where nothing is compiled.
 
     warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
     yield
