@@ -18,6 +18,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig, captured_sizes
 from gnomon.timing.estimators import bounds
+from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import (
     Communication,
     Decode,
@@ -27,6 +28,7 @@ from gnomon.timing.operators import (
     Operator,
     Prefill,
     Recurrence,
+    Sampling,
     num_kernels,
     stage_operators,
 )
@@ -40,6 +42,7 @@ from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
 from gnomon.timing.sources.profile.skew import skew_table
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon import latent, quantizing
+from gnomon.timing.sources.silicon.attention import waiting_for_the_longest
 from gnomon.timing.sources.silicon.exchange import exchange_rows, node_ranks
 from gnomon.timing.sources.silicon.kernels import nearest
 from gnomon.timing.sources.silicon.tables import Table
@@ -269,9 +272,18 @@ def test_kernels_that_are_launched_one_by_one() -> None:
     assert num_kernels(launched + left_out) == 2 + 2 * 7 + 2
 
 
+def test_the_longest_of_a_batch_runs_on_with_one_share_of_the_bandwidth() -> None:
+    """8 KV heads, 148 SMs: 16 sequences are cut over several SMs each; from 19 on each head of each has one block, and
+    the longest takes 148 of the blocks' times, whatever its skew and with or without a prompt beside it."""
+    table = waiting_for_the_longest(np.array([0.0, 16.0, 37.0, 148.0]), 8, 148)
+    assert table.shape == (4, 2 * SKEW_BINS) and (table == table[:, :1]).all()
+    assert table[:, 0] == pytest.approx([0.0, 0.0, 0.5, 0.125])
+
+
 def test_operators_that_engines_launch_as_several_kernels() -> None:
     """A product in scaled blocks quantises first (2); one on a second stream waits and is waited for (2), in blocks 3;
-    latents that are expanded for each head take 8, compressed ones 3; the recurrence of linear attention takes 20."""
+    latents that are expanded for each head take 8, compressed ones 3; the recurrence of linear attention takes 20,
+    penalties counted anew 20, and sorting the vocabulary 10."""
     blocks = Gemm(8, 8, weight_format("fp8_block"))
     several = [
         (Operator("product", "token", 1, blocks), 2),
@@ -280,6 +292,8 @@ def test_operators_that_engines_launch_as_several_kernels() -> None:
         (Operator("attention_prefill", "attention_prefill", 1, Prefill(4, 4, 12, 8, 2.0)), 8),
         (Operator("attention_prefill", "attention_prefill", 1, Prefill(4, 1, 12, 8, 2.0)), 3),
         (Operator("linear_prefill", "prompt_token", 1, Recurrence("gdn", 1, 1, 8, 8, 4)), 20),
+        (Operator("penalties", "sequence", 1, Sampling("penalties", 100)), 20),
+        (Operator("top_k_top_p", "sequence", 1, Sampling("sort", 100)), 10),
     ]
     assert [num_kernels([operator]) for operator, _ in several] == [count for _, count in several]
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnomon.core.config import load
 from gnomon.core.errors import DataError
+from gnomon.serving.scenario import Scenario
 from gnomon.verify.servers import Scored, figures, read_servers, settings_of, told
+from gnomon.verify.servers import requests_of as sent_to
 from gnomon.verify.stages import read_stages, requests_of
 
 HEAD = (
@@ -41,6 +44,20 @@ def test_each_data_parallel_rank_gets_its_share(tmp_path: Path) -> None:
     assert settings["batching"]["max_sequences"] == 16
     assert settings["timing"]["expert_rows"] == 128
     assert settings["sampling"] == {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
+
+
+def test_turns_of_a_conversation_come_behind_one_another_at_once(tmp_path: Path) -> None:
+    """Of 1.3 turns in the mean, three requests in thirteen stand behind all that was said before them."""
+    chat, gpqa, _ = _read(tmp_path, ROW, FAST, DP)
+    sent = sent_to(chat.server, load(Scenario, None, settings_of(chat.server)))
+    assert len(sent) == 1024 and (sent.arrival_s == 0.0).all()
+    again = np.flatnonzero(np.diff(sent.session) == 0) + 1
+    assert len(again) == pytest.approx(1024 * 0.3 / 1.3, rel=0.15)
+    assert (sent.prompt_tokens[again] > sent.total_tokens[again - 1]).all()
+    said = sent.total_tokens[again[0] - 1] // 16
+    assert (sent.prefix(again[0])[:said] == sent.prefix(again[0] - 1)[:said]).all()
+    alone = sent_to(gpqa.server, load(Scenario, None, settings_of(gpqa.server)))
+    assert (alone.session == -1).all()
 
 
 def test_figures_are_of_the_held_out_half_and_worse_ones_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,15 @@ from gnomon.core import units
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.parallel import map_ordered
+from gnomon.core.streams import stream
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.results.intervals import NUM_RUNS, T_95
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.sources.silicon import server_errors
 from gnomon.verify.findings import Findings, Progress, proof
+from gnomon.workload import Requests, SessionsConfig, generate
+from gnomon.workload.sessions import in_conversations
 
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
 """What the client sent; top-k is the model's own."""
@@ -47,10 +50,12 @@ class Task:
     max_model_len: int
     spread: float
     """Standard deviation of the logarithm of answers' lengths: a guess, too."""
+    turns: float = 1.0
+    """Turns of a conversation in the mean. Each is a request of its own behind all that was said before."""
 
 
 TASKS = {
-    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 0.7),
+    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 0.7, turns=1.3),
     "gpqa": Task(198, (220, 450), 32_768, 40_960, 0.5),
     "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480, 0.7),
 }
@@ -200,10 +205,20 @@ def _kernels(server: Server) -> dict[str, Any]:
     return kernels
 
 
+def requests_of(server: Server, scenario: Scenario) -> Requests:
+    """What the client sent: the turns of one conversation after another, each behind what was said before it."""
+    drawn = generate(scenario.workload, scenario.seed)
+    turns = TASKS[server.task].turns
+    if turns == 1.0:
+        return drawn
+    is_first = stream(scenario.seed, "turns").random(len(drawn)) < 1.0 / turns
+    return in_conversations(drawn, np.cumsum(is_first), SessionsConfig())
+
+
 def predict(server: Server) -> Scored:
     """Simulate one server."""
     scenario = load(Scenario, None, settings_of(server))
-    done = run(scenario)
+    done = run(scenario, requests=requests_of(server, scenario))
     requests = done.cluster.requests
     begun = np.sort(requests["first_token_s"])[min(server.max_sequences, len(requests)) - 1]
     ended = np.sort(requests["finished_s"])[-server.max_sequences - 1]

@@ -32,7 +32,11 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
     count = len(requests)
     slot = stream(seed, "sessions").integers(0, config.num_active, count)
     turn_of_slot = _position_within(slot)
-    session = turn_of_slot // config.turns * config.num_active + slot
+    return in_conversations(requests, turn_of_slot // config.turns * config.num_active + slot, config)
+
+
+def in_conversations(requests: Requests, session: NDArray[np.int64], config: SessionsConfig) -> Requests:
+    """The requests as turns of these conversations, each behind all that was said before."""
     said = requests.total_tokens.astype(np.int64)
     prompt = tokens(config.shared_prefix_tokens + sum_before(session, said) + requests.prompt_tokens)
     offsets, hashes = hash_blocks(session, tokens(prompt.astype(np.int64) + requests.output_tokens), config)

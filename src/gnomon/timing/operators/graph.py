@@ -14,7 +14,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.timing.operators.attention import attention_operators
 from gnomon.timing.operators.mlp import expert_operators, mlp_operators
 from gnomon.timing.operators.parts import Exchange, Parts
-from gnomon.timing.operators.sampling import SamplerConfig, sampling_steps
+from gnomon.timing.operators.sampling import LAUNCHES, SamplerConfig, Sampling, sampling_steps
 from gnomon.timing.operators.work import (
     ACTIVATION_BYTES,
     Communication,
@@ -115,6 +115,8 @@ def num_kernels(operators: Iterable[Operator]) -> int:
 def _launches(operator: Operator) -> int:
     """What PyTorch engines launch for one call of an operator."""
     match operator.work:
+        case Sampling(method=method):
+            return LAUNCHES[method]
         case Experts():  # Choosing, sorting, quantising, two products, the activation, the sum.
             return 7
         case Recurrence():  # Convolution, gates, norms of queries and keys, six for the chunks of the recurrence: ten

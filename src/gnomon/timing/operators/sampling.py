@@ -24,6 +24,10 @@ PASSES: dict[Method, float] = {
     "random": 56, "sort": 240, "sort_top_k": 260, "top_k": 30, "search": 56, "penalties": 140, "logprobs": 60,
 }  # fmt: skip
 """Bytes of memory traffic for each word of the vocabulary and sequence, to say what an operator moves."""
+LAUNCHES: dict[Method, int] = {
+    "random": 6, "sort": 10, "sort_top_k": 14, "top_k": 5, "search": 2, "penalties": 20, "logprobs": 7,
+}  # fmt: skip
+"""Operations that PyTorch launches one by one for it, as `gnomon.measure.kernels.sampling` writes them."""
 BOUND_BY_SMS: dict[Method, float] = {"sort": 0.4, "sort_top_k": 0.4, "search": 0.8}
 """Share of a step's time that SMs bound and memory does not, by how much longer it takes at 1,700 instead of 1,980 MHz;
 0.2 of the others."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import polars as pl
 
+from gnomon.core.arrays import Floats
+from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import Decode, Operator, Prefill
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, between, exact, read_kernels, scaled
 from gnomon.timing.sources.silicon.tables import Table
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim")
 _TABLES = {"attention_prefill": "context_attention_perf", "attention_decode": "generation_attention_perf"}
+ONE_BLOCK = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+"""Systems whose decode kernels leave a sequence and KV head to one block once these fill the GPU."""
 KV_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "nvfp4": "fp8", "fp4": "fp8"}
 
 
@@ -38,6 +43,16 @@ def find_attention(query: Query, operator: Operator, work: Prefill | Decode) -> 
             samples = scaled(found.samples, operator, full, query.roofline)
             return Found(samples, f"{found.provenance}, scaled to a window of {work.window}")
     return None
+
+
+def waiting_for_the_longest(decodes: Floats, kv_heads: int, num_sms: int) -> Floats:
+    """[decodes, 2 x SKEW_BINS]: `IterationTables.skew` of TensorRT-LLM's kernels for Blackwell, which all engines call.
+    Tables hold batches of equal lengths. Once sequences times KV heads fill the SMs (`numCtasPerSeqKv` is 1), each
+    is one block's, and the longest runs on when others have ended, with an SM's share of the bandwidth: of the time in
+    which a batch of the longest were done, as much as a batch that just fills the GPU has of its blocks."""
+    blocks = decodes * kv_heads
+    share = np.where(blocks >= num_sms, num_sms / np.maximum(blocks, 1.0), 0.0)
+    return np.repeat(share[:, None], 2 * SKEW_BINS, axis=1)
 
 
 @lru_cache(maxsize=64)

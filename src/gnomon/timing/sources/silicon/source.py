@@ -22,7 +22,7 @@ from gnomon.timing.sources import Context
 from gnomon.timing.sources.profile.measured import MIN_ROWS, Measured
 from gnomon.timing.sources.profile.samples import Bundle, Samples
 from gnomon.timing.sources.roofline import Roofline
-from gnomon.timing.sources.silicon.attention import find_attention
+from gnomon.timing.sources.silicon.attention import ONE_BLOCK, find_attention, waiting_for_the_longest
 from gnomon.timing.sources.silicon.collectives import find_collective
 from gnomon.timing.sources.silicon.elementwise import find_elementwise
 from gnomon.timing.sources.silicon.exchange import find_exchange
@@ -74,6 +74,13 @@ class Silicon(Measured):
             return "part of attention"
         found = self._find(operator)
         return found.provenance if found else self._roofline.name
+
+    def skew(self, decodes: Floats) -> Floats | None:
+        """How far unequal KV lengths move a decode towards its longest, where kernels leave a sequence to one SM."""
+        whole = [one.work for one in self._context.operators() if isinstance(one.work, Decode) and not one.work.window]
+        if self._has_modules or not whole or self._query.system not in ONE_BLOCK:
+            return None
+        return waiting_for_the_longest(decodes, whole[0].num_kv_heads, self._context.device.num_sms)
 
     def notes(self) -> list[str]:
         """Which tables answered, the points that were left out, by operator, and the settings of what was trained."""
