@@ -11,7 +11,7 @@ import math
 import statistics
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,12 @@ class Task:
     """Standard deviation of the logarithm of answers' lengths: a guess, too."""
     turns: float = 1.0
     """Turns of a conversation in the mean. Each is a request of its own behind all that was said before."""
+    longest_prompt: int = 20_480
+    """Longest turn of a user."""
 
 
 TASKS = {
-    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 0.7, turns=1.3),
+    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 0.7, turns=1.3, longest_prompt=7_500),
     "gpqa": Task(198, (220, 450), 32_768, 40_960, 0.5),
     "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480, 0.7),
 }
@@ -207,11 +209,11 @@ def _kernels(server: Server) -> dict[str, Any]:
 
 def requests_of(server: Server, scenario: Scenario) -> Requests:
     """What the client sent: the turns of one conversation after another, each behind what was said before it."""
-    drawn = generate(scenario.workload, scenario.seed)
-    turns = TASKS[server.task].turns
-    if turns == 1.0:
+    drawn, task = generate(scenario.workload, scenario.seed), TASKS[server.task]
+    if task.turns == 1.0:
         return drawn
-    is_first = stream(scenario.seed, "turns").random(len(drawn)) < 1.0 / turns
+    drawn = replace(drawn, prompt_tokens=np.minimum(drawn.prompt_tokens, task.longest_prompt))
+    is_first = stream(scenario.seed, "turns").random(len(drawn)) < 1.0 / task.turns
     return in_conversations(drawn, np.cumsum(is_first), SessionsConfig())
 
 
