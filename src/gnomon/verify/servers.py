@@ -57,7 +57,7 @@ class Task:
 
 
 TASKS = {
-    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 0.7, turns=1.3, longest_prompt=7_500),
+    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 1.0, turns=1.3, longest_prompt=7_500),
     "gpqa": Task(198, (220, 450), 32_768, 40_960, 0.5),
     "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480, 0.7),
 }
