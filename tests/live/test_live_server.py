@@ -202,7 +202,7 @@ def test_sigterm_lets_answers_end():
         "0",
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        url = re.search(r"http://[\d.:]+", process.stderr.readline()).group()
+        url = next(found.group() for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
         asked = {"prompt": "word", "max_tokens": 200, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=30) as response:
             lines = response.iter_lines()
