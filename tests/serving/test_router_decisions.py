@@ -432,6 +432,18 @@ def test_hash_spill_keeps_a_session_until_its_replica_is_full() -> None:
     assert choice("hash_spill", {"num_outstanding": [2, 1, 2], "num_coming": [0, 2, 0]}) == 0, "no session: the fewest"
 
 
+@pytest.mark.parametrize(("kv_loss", "expected"), [(0.0, 1), (0.3, 1), (1.0, 0)])
+def test_gateway_goes_by_the_events_that_came(kv_loss: float, expected: int) -> None:
+    """X goes to replica 0, A, while X is there, to replica 1; B shares nine blocks of ten with A, and comes when both
+    have ended. Of nine events in ten some come, and the last of them says that the blocks before are there."""
+    hashes = [list(range(201, 211)), [*range(1, 10), 101], [*range(1, 10), 102]]
+    offered = replace(
+        requests_of([0.0, 0.01, 5.0], [160] * 3, [20] * 3), prefix_hashes=np.array(hashes, np.int64).ravel(),
+        prefix_offsets=np.arange(4) * 10, prefix_block_tokens=16,
+    )  # fmt: skip
+    assert sent_by("gateway", offered, kv_loss=kv_loss) == [0, 1, expected]
+
+
 def speeds_of(router_memory: Any, r: int) -> Any:
     at = gateway._PER_REPLICA * r
     return router_memory[at + gateway._SPEEDS : at + gateway._SPEEDS + 4] * np.array(gateway._UNITS)

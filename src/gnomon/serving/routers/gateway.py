@@ -44,7 +44,7 @@ _FORGETTING, _QUICK, _BELIEF, _SWEEPS = 0.985, 0.15, 300.0, 4
 """What is kept of the sums from one reading to the next; weight of the newest in the factor; how many readings of one
 unit each the fleet's mean speeds are worth; rounds of the solver."""
 _SLOWEST, _LIVES = 1e-3, 4.0
-_SHORTEST_SILENCE_S, _NEVER_S = 0.25, 1e9
+_SHORTEST_SILENCE_S, _NEVER_S, _PRIME = 0.25, 1e9, 2_147_483_647
 
 
 class Known(NamedTuple):
@@ -168,16 +168,17 @@ def _known(fleet: Fleet, r: int, now: float, silence: float, omniscient: bool) -
 
 @inlined
 def _new_tokens(fleet: Fleet, r: int, request_id: int, loss: float) -> int:
-    """Prompt tokens that replica `r` would have to compute, as its events say: the first block whose event was lost
-    ends what is known of a prefix."""
+    """Prompt tokens that replica `r` would have to compute, as its events say: where a later block of a prefix is known
+    to be there, those before it are, too."""
     replica = replica_view(fleet.cluster, r)
     hits = prefix_cache.count_hits(replica, request_id)
     if loss > 0.0:
+        known = 0
         for position in range(hits):
             key = prefix_cache.key_of(replica, request_id, position)
-            if (key % 1_000_003 * 7_919 + r * 104_729) % 1_000_003 < loss * 1_000_003:
-                hits = position
-                break
+            if (key % _PRIME * 48_271 + r * 69_621) % _PRIME * 48_271 % _PRIME >= loss * _PRIME:
+                known = position + 1
+        hits = known
     return max(1, fleet.cluster.requests[request_id].prompt_tokens - hits * replica.state.block_size)
 
 
