@@ -684,3 +684,12 @@ def test_front_ends_of_replicas_do_not_share_workers() -> None:
     forget_front_end(front, 1)
     passed = [leaves_replica_front_end(front, group, 0.0, 0) for group in (1, 1, 1, 2, 2, 0)]
     assert passed == [1.0, 1.0, 2.0, 1.0, 2.0, 1.0], "of the others nothing is forgotten"
+
+
+def test_no_stage_of_a_new_life_waits_for_a_batch_of_the_former_one() -> None:
+    """The first stage would have been at it until 3, the second one until 4; the replica dies before."""
+    cluster = arrays(1, replicas=1, replica={"pipeline_parallel": 2})
+    cluster.replicas[0].num_in_flight, cluster.replicas[0].oldest = 1, 0
+    cluster.stage_start_s[0, 0], cluster.stage_end_s[0, 0], cluster.stage_free_s[0] = [1.0, 3.0], [3.0, 4.0], [3.0, 4.0]
+    renew(cluster, 0)
+    assert cluster.stage_free_s[0].tolist() == [1.0, 1.0]

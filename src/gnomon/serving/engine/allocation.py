@@ -82,7 +82,7 @@ def renew(cluster: Cluster, r: int) -> None:
     for i in range(state.num_in_flight):
         position = ring_position(cluster, r, i)
         # When it was last at work: a run may be over before that.
-        cluster.stage_free_s[r] = np.minimum(cluster.stage_free_s[r], cluster.stage_start_s[r, position])
+        cluster.stage_free_s[r] = np.minimum(cluster.stage_free_s[r], cluster.stage_start_s[r, position, 0])
         flight = cluster.flights[r, position]
         busy_s = cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
         state.busy_s = max(0.0, state.busy_s - busy_s)  # Sums of floats may come out just below.
