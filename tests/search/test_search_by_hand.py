@@ -494,7 +494,7 @@ def test_users_at_once_and_what_a_million_tokens_costs() -> None:
     found = both_loops(setup, lambda done, total: None)
     assert (found.users, found.limits) == (44, {"tpot_s": 0.0505})
     assert found.closed_per_s == pytest.approx(40 / 0.45, rel=0.03)
-    assert found.closed_binding.startswith("tpot_s p99 is 1.0")
+    assert found.closed_binding.startswith("TPOT P99 is 1.0")
     assert found.open_per_s < found.closed_per_s, "bunches"
     assert found.saturation_per_s == pytest.approx(512 / (9 * 0.522), rel=0.01)
     shown = rows(replace(found, open_per_s=10.0))

@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_search_leaves_everything_in_its_folder(cli: CommandLine, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shown = cli("search", str(file), "--out", str(out), "--jobs", "1").stdout
-    assert "Best: a100 TP1 PP1" in shown
+    assert "that tie: a100 TP1 PP1" in shown
     assert "No command: no engine schedules as sarathi does." in shown
     assert "passed over on a100" in shown or "passed over" not in shown
     assert "12 configurations" in shown
@@ -180,7 +180,7 @@ def test_the_same_in_python(tmp_path: Path) -> None:
     assert found.frames["ranking"]["configuration"][0] == found.best.label
     assert found.scenario().workload.rate == found.best.capacity_per_s
     assert found.figures["ttft_front"].data[0].name == "best of those measured"
-    assert "Best: a100 TP1 PP1" in found._repr_html_()
+    assert "that tie: a100 TP1 PP1" in found._repr_html_()
     with pytest.raises(ConfigError, match="no place 99 in the ranking"):
         found.scenario(99)
     found.save(tmp_path)

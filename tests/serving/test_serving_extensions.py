@@ -98,7 +98,9 @@ def test_a_plain_router_from_a_file_works(cli: Any) -> None:
     assert np.bincount(done.cluster.requests.replica, minlength=3).min() > 0
 
 
-COMPILED_WITHIN = ("prefix_aware", "predicted_latency", "lookahead", "learned", "llmd")
+COMPILED_WITHIN = (
+    "prefix_aware", "predicted_latency", "lookahead", "learned", "llmd", "dynamo_kv", "cache_aware", "gateway",
+)  # fmt: skip
 """Routers that call functions which only compiled code can call."""
 
 

@@ -313,7 +313,7 @@ def test_links_of_a_node() -> None:
         ({"pools": [{"role": "prefill"}, {"role": "decode"}],
           "disaggregation": {"decider": {"name": "always", "options": {"tokens": 1}}}}, "tokens"),
         ({"pools": [{"role": "prefill"}, {"role": "decode"}], "batching": {"policy": "sglang"},
-          "disaggregation": {"first_token": "decode"}}, "only vllm_v1"),
+          "disaggregation": {"first_token": "decode"}}, "decodes by vllm_v1 alone"),
         ({"pools": [{"role": "prefil"}, {"role": "decode"}]}, "role"),
     ],
 )  # fmt: skip

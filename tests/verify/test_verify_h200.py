@@ -38,7 +38,7 @@ def test_a_bound_of_launching_is_found_in_front_of_the_sampler(per_sequence_s: f
         decodes=sequences, decode_kv=zero, decode_kv_max=zero, felt=sequences.astype(float),
     ).timed()  # fmt: skip
     data = Data([steps], [kernels], ["one"], [np.ones(400)])
-    decode = fit_steps(data, [(), ("launch",), ()], with_clock=False).phases[1]
+    decode = fit_steps(data, [(), ("launch",), ()]).phases[1]
     assert decode.launch == pytest.approx(9e-3, rel=1e-6)
     assert decode.constant == decode.per_sequence == 0.0
     assert decode.bound == 1.0
