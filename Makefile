@@ -7,8 +7,6 @@ COMPILE := import gnomon; gnomon.simulate(requests=100, explained=True, timing={
 EXTRAS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 	print(*extras["silicon"], *extras["ui"])
 WORKERS ?= auto
-# Where modules may not be kept in their parsed form, every command parses thousands of them anew.
-unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help compile demo test test-slow check bench docs clean
 

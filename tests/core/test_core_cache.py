@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not ENABLED, reason="nothing is compiled under G
 
 PROGRAM = """
 import resource, sys
+sys.dont_write_bytecode = True  # Python keeps a module that was cut off.
 if len(sys.argv) > 1:  # A file may not grow: as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 from gnomon.jit import compiled, jit

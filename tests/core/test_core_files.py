@@ -79,6 +79,7 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(tmp_path: Path) -> No
 
 FULL_DISK = """
 import resource, sys
+sys.dont_write_bytecode = True  # Python keeps a module that was cut off.
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 from pathlib import Path
 import polars as pl
