@@ -139,7 +139,9 @@ def test_the_documentation_explains_every_scalar_scenario_and_stage():
 
 def test_unknown_names_are_explained():
     with pytest.raises(UnknownNameError, match="mixed_bursty"):
-        comparing.find_scenario("mixed")
+        comparing.find_scenario("mixed_burst")
+    with pytest.raises(UnknownNameError, match="documents-75"):
+        comparing.find_scenario("document-75")
     with pytest.raises(UnknownNameError, match="lookahead"):
         comparing.contenders(CompareConfig(routers=("lookahed",)), {}, "none")
     with pytest.raises(UnknownNameError, match="quick"):

@@ -181,7 +181,7 @@ def find_scenario(name: str, source: str | None = None) -> Scenario:
         with resources.as_file(folder.joinpath(f"{name}.yaml")) as path:
             found = load(Scenario, path)
     elif not Path(name).suffix:
-        raise UnknownNameError("scenario", name, built_in_scenarios())
+        raise UnknownNameError("scenario", name, (*built_in_scenarios(), *cells()))
     else:
         found = load(Scenario, name)
     return found if source is None else _with_source(found, source)
