@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from gnomon.api.verify import Verification, fetch_data, list_data, silicon_scenario, verify
 from gnomon.cli.lazy import NearGroup
 from gnomon.cli.options import answered, folder_option, jobs_option, together, worker_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
+from gnomon.core.text import own_yaml, to_yaml
 
 MAX_ROWS = 200
 """Rows of a file that `verify pipeline` prints."""
@@ -58,7 +58,7 @@ def _proof(name: str, doing: str, about: str, *options: Callable[[Any], Any]) ->
 
 def _show_server(ctx: click.Context, option: click.Parameter, server: str | None) -> None:
     if server is not None:
-        click.echo(yaml.safe_dump(silicon_scenario(server), sort_keys=False), nl=False)
+        click.echo(to_yaml(silicon_scenario(server)), nl=False)
         ctx.exit()
 
 
@@ -96,7 +96,7 @@ def _option(given: dict[str, Any] | str) -> Callable[[Any], Any]:
     return click.option(*settings.pop("flags").split(), **settings)
 
 
-for _name, _given in yaml.safe_load((files("gnomon.cli") / "verify.yaml").read_text(encoding="utf-8")).items():
+for _name, _given in own_yaml(files("gnomon.cli") / "verify.yaml").items():
     _proof(_name, _given["doing"], _given["about"], *map(_option, _given.get("options", ())))
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from gnomon import catalog
 from gnomon.convert.options import option_map
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import to_yaml
 from gnomon.search.config import UNITS
 from gnomon.search.evaluate import Record
 from gnomon.search.slo import shown
@@ -155,7 +154,7 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
 def disaggregated_commands(scenario: Scenario) -> str:
     """The layout as a file for Dynamo, then the same as one `vllm serve` command for each pool, with KV moved by NIXL.
     The file is written first, because servers do not return."""
-    layout = yaml.safe_dump(dynamo_layout(scenario), sort_keys=False)
+    layout = to_yaml(dynamo_layout(scenario))
     text = [f"# For Dynamo:\ncat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"]
     for pool in scenario.all_pools():
         words = vllm_flags(scenario.model_copy(update={"pools": (pool.as_written,)}))
@@ -264,7 +263,7 @@ def trtllm_script(scenario: Scenario) -> str:
     if plans_as("trtllm", replica):
         words += ["--kv_cache_free_gpu_memory_fraction", f"{replica.memory_utilization:g}"]
     words += ["--extra_llm_api_options", FILE]
-    extra = yaml.safe_dump(_trtllm_extra(scenario, pool, batching), sort_keys=False)
+    extra = to_yaml(_trtllm_extra(scenario, pool, batching))
     return f"cat > {FILE} <<'EOF'\n{extra}EOF\n{shlex.join(words)}"
 
 

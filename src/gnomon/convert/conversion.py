@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from gnomon.convert.options import Given, Option, OptionMap, option_map, read_command_line, stage_of, value_of
 from gnomon.convert.readers import READERS, finish_sglang, finish_trtllm, finish_vidur, finish_vllm, whole_number
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.core.text import parse_yaml, read_text
+from gnomon.core.text import parse_yaml, read_text, to_yaml
 from gnomon.serving.scenario import Scenario
 
 Finisher = Callable[[dict[str, Any], dict[str, Any]], list[str]]
@@ -119,7 +117,7 @@ def as_yaml(conversion: Conversion) -> str:
     lines += [f"# Note: {note}" for note in conversion.notes]
     if conversion.training:
         lines.append(f"# Train the router with: {conversion.training_command}")
-    return "\n".join(lines) + "\n" + yaml.safe_dump(conversion.values, sort_keys=False, allow_unicode=True)
+    return "\n".join(lines) + "\n" + to_yaml(conversion.values)
 
 
 def _with_files(given: Given, known: OptionMap) -> Given:

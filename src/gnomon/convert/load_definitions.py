@@ -11,7 +11,7 @@ from gnomon import catalog
 from gnomon.convert.conversion import Conversion
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
-from gnomon.core.text import parse_yaml_with_nodes, read_text
+from gnomon.core.text import parse_yaml_with_nodes, read_text, to_yaml
 from gnomon.serving.scenario.engine_presets import engine_names
 from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.lengths import Fixed, Normal
@@ -284,7 +284,7 @@ def written_load(tool: str, workload: WorkloadConfig) -> str:
         raise ConfigError(
             f"{tool} draws no {lengths.distribution} lengths.", where="workload.lengths", fix="Use normal."
         )
-    text = yaml.safe_dump(_WRITERS[tool](workload, workload.arrivals, workload.lengths), sort_keys=False)
+    text = to_yaml(_WRITERS[tool](workload, workload.arrivals, workload.lengths))
     back = build(WorkloadConfig, READERS[tool](text, "what is written").values["workload"])
     lost = [name for name in WorkloadConfig.model_fields if getattr(back, name) != getattr(workload, name)]
     if lost:

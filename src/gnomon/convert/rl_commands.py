@@ -4,11 +4,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.core.text import parse_yaml, read_text
+from gnomon.core.text import parse_yaml, read_text, to_yaml
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import placement_of
 
@@ -161,7 +159,7 @@ def as_posttrain_yaml(text: str, *, device: str = "h100", model: str | None = No
     told = "".join(f"#   {name}: {why}\n" for name, why in without.items())
     head = f"# From verl. Its options do not say lengths: the mean is {MEAN_SHARE:g} of the longest; set your own.\n"
     head += f"# Without a counterpart:\n{told}" if told else ""
-    return head + yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    return head + to_yaml(config.model_dump(mode="json", exclude_unset=True))
 
 
 def verl_flags(config: Posttrain) -> list[str]:
@@ -246,4 +244,4 @@ def rlinf_yaml(config: Posttrain) -> str:
             "pipeline_model_parallel_size": actor.pipeline_parallel,
         }},
     }  # fmt: skip
-    return yaml.safe_dump(data, sort_keys=False)
+    return to_yaml(data)

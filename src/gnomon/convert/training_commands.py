@@ -4,13 +4,12 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-import yaml
-
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.convert.options import value_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import to_yaml
 from gnomon.training.config import TrainConfig
 from gnomon.training.stages import stages_of
 
@@ -160,7 +159,7 @@ def as_train_yaml(command: str, *, model: str | None, device: str, gpus: int | N
     config, without = read_megatron(command, model=model, device=device, gpus=gpus)
     told = "".join(f"#   --{name.replace('_', '-')}: {why}\n" for name, why in without.items())
     head = "# From a Megatron-LM command line.\n" + (f"# Without a counterpart:\n{told}" if told else "")
-    return head + yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+    return head + to_yaml(config.model_dump(mode="json", exclude_unset=True))
 
 
 def _options(command: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 from gnomon.core.errors import ConfigError, DataError, GnomonError, nearest
 from gnomon.core.files import write_text
 from gnomon.core.short_names import short_names
-from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
+from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text, to_yaml
 from gnomon.core.units import duration
 
 
@@ -177,7 +177,7 @@ def build(
 
 def dump(config: Config) -> str:
     """The configuration as YAML that `load` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(config.model_dump(mode="json"))
 
 
 def save(config: Config, path: str | Path) -> Path:

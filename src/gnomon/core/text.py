@@ -140,6 +140,13 @@ def own_yaml(path: Any) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
+def to_yaml(data: Any) -> str:
+    """Plain data as YAML, keys in their order."""
+    # PyYAML's own emitter takes eight times as long as libyaml's.
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True)
+
+
 def parse_yaml(text: str, where: str | None = None) -> Any:
     """The data in a YAML text; a DataError where it is not YAML or beyond what is read."""
     return parse_yaml_with_nodes(text, where)[0]

@@ -4,16 +4,15 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from gnomon.core.config import build
+from gnomon.core.text import own_yaml
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 
 
 @cache
 def _file() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(resources.files("gnomon.routing").joinpath("suite.yaml").read_text())
+    found: dict[str, Any] = own_yaml(resources.files("gnomon.routing") / "suite.yaml")
     return found
 
 

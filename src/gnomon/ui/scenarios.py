@@ -10,7 +10,7 @@ import yaml
 from gnomon.api.serving import NO_ENGINE, Scenario, decider_names, router_names
 from gnomon.core.config import Field, fields, load
 from gnomon.core.errors import DataError, GnomonError
-from gnomon.core.text import parse_yaml
+from gnomon.core.text import parse_yaml, to_yaml
 from gnomon.ui import uploads
 from gnomon.ui.controls import Choice, Control, ControlError, Number
 from gnomon.workload.presets import preset_names
@@ -231,7 +231,7 @@ def as_yaml(scenario: Scenario) -> str:
         for part in sections:
             at = at.setdefault(part, {})
         at[last] = value
-    return yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
+    return to_yaml(nested)
 
 
 def as_command(scenario: Scenario) -> str:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
+from gnomon.core.text import own_yaml
 from gnomon.posttrain.scenario.config import Posttrain
 
-DATA: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "data" / "posttrain.yaml").read_text(encoding="utf-8"))
+DATA: dict[str, Any] = own_yaml(Path(__file__).parent / "data" / "posttrain.yaml")
 MAX_RUNNING, PROMPT_MEAN = 128, 256
 
 

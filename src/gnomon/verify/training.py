@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
+from gnomon.core.text import own_yaml
 from gnomon.core.units import GIB
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.training import TrainConfig, TrainStep, train_step
@@ -99,7 +99,7 @@ class Figure:
 @cache
 def recorded() -> dict[str, dict[str, float]]:
     """Figures by name, with the number of rows behind them."""
-    known: dict[str, dict[str, float]] = yaml.safe_load(RECORDED.read_text(encoding="utf-8"))
+    known: dict[str, dict[str, float]] = own_yaml(RECORDED)
     return known
 
 
