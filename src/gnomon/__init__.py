@@ -1,7 +1,5 @@
 """Gnomon tells how long an LLM system will take before anyone buys the GPUs."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from types import ModuleType

@@ -3,8 +3,6 @@
 The modules behind it may move; these names stay.
 """
 
-from __future__ import annotations
-
 from gnomon.core.errors import GnomonError
 from gnomon.jit import inlined
 from gnomon.pipeline.zoo.plan import pipeline_schedule

@@ -1,7 +1,5 @@
 """Modules that code of users may still import by the names they had in the release before: they work, with a note."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from importlib import import_module

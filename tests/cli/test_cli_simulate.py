@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from gnomon.serving.scenario import engine_presets
+from gnomon.serving.scenario.engine_presets import engine_names
+
 SMALL = ("--workload.num-requests", "100")
 
 
@@ -127,9 +130,17 @@ def test_help_names_the_default(cli: Any) -> None:
     assert f"{DEFAULT_RATE:g} requests per second" in " ".join(cli("simulate", "--help").output.split())
 
 
+@pytest.mark.parametrize("command", ["simulate", "time", "posttrain run"])
+def test_help_lists_the_engines_that_there_are(cli: Any, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Nobody writes them by hand: one more is in every text."""
+    monkeypatch.setattr(engine_presets, "engine_names", lambda: ["here", "there"])
+    assert "here, there" in " ".join(cli(*command.split(), "--help-all").output.split())
+
+
 def test_help_says_what_a_short_flag_takes_and_how_limits_are_given(cli: Any) -> None:
     shown = " ".join(cli("simulate", "--help").output.split())
-    assert "--engine VALUE vllm, sglang or trtllm; none: kernels only. Short for --engine.name." in shown
+    names = ", ".join(engine_names())
+    assert f"--engine VALUE {names}; none: kernels only. Short for --engine.name." in shown
     assert "--slo.ttft-s VALUE Seconds to the first token." in shown
 
 

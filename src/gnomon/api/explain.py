@@ -1,7 +1,5 @@
 """Why is it slow: an explanation of a result, a scenario, or the folder of a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

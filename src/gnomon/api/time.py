@@ -65,7 +65,7 @@ class Iteration(Config):
     kv_dtype: str = "auto"
     """Number format of the KV cache; auto: the checkpoint's, else bf16."""
     engine: str = "vllm"
-    """Whose kernels: vllm, sglang or trtllm."""
+    """Whose kernels: {gnomon.serving.scenario.engine_presets.engine_names}."""
     engine_version: str = ""
     """Its version; the newest tables if not given."""
     expert_load: str = "power_law_1.01"

@@ -130,9 +130,8 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
     policy, dtype = policies[0], pools[0].timing.dtype
     name = POLICIES[policy].engine
     if not name:
-        raise ConfigError(
-            f"no engine schedules as {policy} does.", fix="Simulate vllm_v1, sglang or trtllm, which engines have."
-        )
+        known = ", ".join(one for one in POLICIES if POLICIES[one].engine)
+        raise ConfigError(f"no engine schedules as {policy} does.", fix=f"Simulate one that an engine has: {known}.")
     engine = ENGINES[name]
     if scenario.has_roles:
         if len(policies) > 1 or not engine.has_roles:

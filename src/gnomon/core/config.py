@@ -41,8 +41,13 @@ def field_doc(cls: type, name: str) -> str:
 
 
 def _with_names(text: str) -> str:
-    """The text with every `{module.REGISTRY}` in it replaced by the names that are registered there."""
-    return re.sub(r"\{([\w.]+)\.([A-Z]+)\}", lambda m: ", ".join(getattr(import_module(m[1]), m[2]).names()), text)
+    """The text with every `{gnomon.module.REGISTRY}`, or function that lists names, in it replaced by those names."""
+
+    def names(found: re.Match[str]) -> str:
+        known = getattr(import_module(found[1]), found[2])
+        return ", ".join(known() if callable(known) else known.names())
+
+    return re.sub(r"\{(gnomon[\w.]*)\.(\w+)\}", names, text)
 
 
 @cache

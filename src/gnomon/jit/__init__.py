@@ -6,8 +6,6 @@ hash of the sources it is made from, because Numba does not notice a change in a
 With `GNOMON_JIT=0` both return the plain Python function, for a debugger; results are identical.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -136,7 +134,8 @@ def feature(function: F) -> F:
     dispatcher.__class__ = FeatureDispatcher
     names = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
     made: dict[str, Any] = {}
-    exec(f"def left_out({names}): return {_NOTHING[function.__annotations__['return']]}", made)
+    kind = function.__annotations__["return"]
+    exec(f"def left_out({names}): return {_NOTHING[getattr(kind, '__name__', str(kind))]}", made)
     dispatcher.left_out = _part(made["left_out"], is_inlined=True)
     return dispatcher
 

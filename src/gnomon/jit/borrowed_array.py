@@ -1,8 +1,6 @@
 """The Numba types behind `gnomon.jit.borrow`: a pointer and a shape, and bundles of them that go by their address.
 Imported only when something is compiled."""
 
-from __future__ import annotations
-
 import hashlib
 import operator
 import sys

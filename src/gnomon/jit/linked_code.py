@@ -6,8 +6,6 @@ code calls (`gnomon.jit.inlined`) are parts, kept as they were written down firs
 calls link all their parts in, each once, and are optimised as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions that compiled code reads in another way than plain Python does (`gnomon.jit.borrowed_array`)."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 T = TypeVar("T")

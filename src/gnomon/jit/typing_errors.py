@@ -1,7 +1,5 @@
 """What Numba says about a function that cannot be compiled, in one paragraph that names the user's line."""
 
-from __future__ import annotations
-
 import linecache
 import re
 from typing import Any

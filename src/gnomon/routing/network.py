@@ -5,8 +5,6 @@ are what each replica knows of the others. So neither depends on the order or th
 arithmetic is the same, layer by layer, as that of the compiled router `learned`, which runs it without PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

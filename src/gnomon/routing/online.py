@@ -6,8 +6,6 @@ more than a margin, the safe router takes over in the first cluster too, for a b
 time; the policy is left as it was before that block.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -91,8 +91,8 @@ class BatchingSpace(Config):
     policy: str = "vllm_v1"
     """Name of the policy; that of the engine where one is given."""
     engine: str | None = None
-    """Engine whose preset (scheduler, kernels, host time, memory plan) is tried: vllm, sglang or trtllm. Of several
-    engines each gets a winner of its own."""
+    """Engine whose preset (scheduler, kernels, host time, memory plan) is tried:
+    {gnomon.serving.scenario.engine_presets.engine_names}. Of several engines each gets a winner of its own."""
     max_sequences: Counts = ()
     """Batch caps."""
     max_batch_tokens: Counts = ()

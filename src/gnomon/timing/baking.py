@@ -1,7 +1,5 @@
 """Any source into the dense tables that the compiled engine reads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property

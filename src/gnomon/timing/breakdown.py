@@ -1,7 +1,5 @@
 """One iteration, operator by operator: seconds, work, and what limits each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

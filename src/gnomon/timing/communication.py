@@ -4,8 +4,6 @@
 all_gather, the whole input for reduce_scatter, all outgoing tokens for all_to_all.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.catalog.nodes import Link, Node

@@ -9,8 +9,6 @@ Any records with these fields will do. A flow has `rank` (who sends), `receiver`
 active flows use are looked at, so the cost is that of the active flows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ interpolation only. Pipeline stages may differ (the first embeds, the last has t
 `stage` axis. Attention is per stage too, i.e. already multiplied by the layers of that stage.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

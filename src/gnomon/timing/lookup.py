@@ -1,7 +1,5 @@
 """The one function that tells an iteration's time: plain indexing and linear interpolation in the tables."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The timing sources by name, with their traits: what the configuration asks of a source before one is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

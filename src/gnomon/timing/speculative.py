@@ -5,8 +5,6 @@ iterations; the target runs one iteration in which every sequence has k + 1 toke
 its KV cache.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.core.arrays import Floats

@@ -1,7 +1,5 @@
 """A source backed by the roofline: every operator has a time, and what is not measured is said."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -5,8 +5,6 @@ forward keeps, and the logits), inside the backward of a layer (its activations 
 kept), and at the end of backward (all gradients).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

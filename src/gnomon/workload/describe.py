@@ -1,7 +1,5 @@
 """What a workload looks like: rates, percentiles, histograms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

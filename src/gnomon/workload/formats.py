@@ -1,7 +1,5 @@
 """Trace formats: which column means what. Adding one is an entry in formats.yaml, or `FORMATS.add` in your own file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

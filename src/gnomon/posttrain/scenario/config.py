@@ -86,7 +86,8 @@ class RolloutConfig(ComponentConfig):
     engine: str = "vllm_v1"
     """Batching policy of the serving engine."""
     preset: str | None = None
-    """vllm, sglang or trtllm: host time and kernels as measured on that engine's servers; `host` alone if not given."""
+    """{gnomon.serving.scenario.engine_presets.engine_names}: host time and kernels as measured on that
+    engine's servers; `host` alone if not given."""
     dtype: str = "auto"
     """Number format of the weights, e.g. fp8: the actor's are quantised on their way."""
     kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"

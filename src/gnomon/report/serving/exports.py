@@ -1,7 +1,5 @@
 """A run in the formats of load generators and benchmark suites, for tools that read those."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The figures of a serving run as plain plotly dictionaries: the report embeds them, `Result.figures` wraps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial

@@ -8,8 +8,6 @@ class of users in `fleet.gate_memory`. A request that is turned away counts as s
     def mine(fleet, request_id): ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Nobody is turned away."""
 
-from __future__ import annotations
-
 from gnomon.serving.admission import Fleet, admission
 
 

@@ -1,7 +1,5 @@
 """Turn requests away while too many wait: a queue of bounded length."""
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.admission import Fleet, admission
 

@@ -1,7 +1,5 @@
 """Under overload the least urgent classes are turned away first."""
 
-from __future__ import annotations
-
 from gnomon.serving.admission import Fleet, admission
 from gnomon.serving.admission.queue_limit import waiting_per_replica
 from gnomon.serving.engine.state import PRIORITY

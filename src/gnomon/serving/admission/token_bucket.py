@@ -1,7 +1,5 @@
 """A rate limit for each class: a bucket of tokens that fills at a steady rate."""
 
-from __future__ import annotations
-
 from gnomon.serving.admission import Fleet, admission
 from gnomon.serving.engine.state import WEIGHT
 

@@ -1,7 +1,5 @@
 """What one replica serves within the SLO, measured on a replica alone, as planners do before they deploy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replicas that die: what they have in flight is lost, and their requests can go elsewhere."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is to happen to replicas: functions with a time, as events of the engine's calendar."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The lives of replicas: they start cold, drain, die, are repaired, and become slow for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

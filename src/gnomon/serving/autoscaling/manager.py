@@ -1,8 +1,6 @@
 """The manager of a fleet: asks the controller now and then, and lets replicas start and drain until as many as it wants
 are there. What happens to one replica is in `lives`, what happens to requests meanwhile in `traffic`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

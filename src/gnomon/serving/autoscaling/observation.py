@@ -1,7 +1,5 @@
 """What a controller sees of its pool, and what is kept of it: views and samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

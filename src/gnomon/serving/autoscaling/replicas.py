@@ -1,7 +1,5 @@
 """The life of every replica of a fleet, and the record of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From a scenario's fleet section to the manager of its replicas."""
 
-from __future__ import annotations
-
 from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling.capacity import Measure, measured_rate, slo_check
 from gnomon.serving.autoscaling.controllers import CONTROLLERS

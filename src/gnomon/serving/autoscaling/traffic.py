@@ -1,7 +1,5 @@
 """Where requests go while replicas come, go and die: who may be chosen, who is sent again, who waits for a replica."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

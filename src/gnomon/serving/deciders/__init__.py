@@ -8,8 +8,6 @@ decodes (`fleet.cluster.requests[request_id].decode_replica`) and before the rou
     def mine(fleet, request_id): ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Every request is prefilled by a prefill replica."""
 
-from __future__ import annotations
-
 from gnomon.serving.deciders import Fleet, decider
 
 

@@ -1,7 +1,5 @@
 """Prefill elsewhere while prefill replicas keep up; else the decode replica does it (as with Dynamo's queue limit)."""
 
-from __future__ import annotations
-
 from gnomon.serving.deciders import Fleet, decider
 
 

@@ -1,7 +1,5 @@
 """Short prompts stay where they decode: moving their KV is not worth it."""
 
-from __future__ import annotations
-
 from gnomon.serving.deciders import Fleet, decider
 
 

@@ -1,7 +1,5 @@
 """Prompts that the decode replica's cache mostly holds stay there (as llm-d's prefix-based decider)."""
 
-from __future__ import annotations
-
 from gnomon.serving.deciders import Fleet, decider
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import replica_view

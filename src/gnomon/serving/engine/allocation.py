@@ -1,7 +1,5 @@
 """Empty arrays for a cluster."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests that arrive: the replicas are brought up to that moment, one is chosen, and it is woken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gnomon.jit import inlined, noinline

@@ -4,8 +4,6 @@ Every verb keeps the books (free blocks, queue lengths, work left), so that a po
 asked for is checked where a user's own policy asks, and in plain Python for everybody.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from gnomon.jit import inlined, is_checked, noinline

@@ -14,8 +14,6 @@ Kinds from `FOR_THE_CALLER` on are not handled in compiled code: the loop stops 
 every replica brought up to that moment.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Running a cluster: route arrivals to replicas, let them run, drain them."""
 
-from __future__ import annotations
-
 from gnomon.jit import borrow, feature, inlined, jit, noinline
 from gnomon.serving.engine.arrivals import (
     advance_replicas,

@@ -1,7 +1,5 @@
 """What follows outside from requests that end in a replica: the next ones are sent, and KV moves on."""
 
-from __future__ import annotations
-
 from gnomon.jit import feature, noinline
 from gnomon.serving.engine.calendar import ADAPTER_READY, KV_LANDS, KV_LOST, KV_READY, NEVER, schedule
 from gnomon.serving.engine.context import Engine, Environment, Fleet

@@ -1,7 +1,5 @@
 """What a cluster is run with: what routers see, the functions that decide, and all that is outside the replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

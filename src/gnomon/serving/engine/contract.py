@@ -5,8 +5,6 @@ Compiled code cannot raise through a function pointer. It writes a fault into `c
 costs a walk over the batch and the running list. Verbs check what they are asked for whoever asks.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined, noinline
 from gnomon.serving.engine.state import (
     BUDGET,

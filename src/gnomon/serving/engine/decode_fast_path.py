@@ -1,7 +1,5 @@
 """Decodes alone: steps in which nothing but one more token for everybody happens, one after another in one loop."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ A policy places them with `place_together`. Where it cannot (memory is short, or
 running list with up-to-date records and are handled one by one. Results are the same either way.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import blocks_missing, defer, finish, is_decoding

@@ -1,7 +1,5 @@
 """Who gets an arriving request: admission control, routers, and where prefill and decode are apart, the decider."""
 
-from __future__ import annotations
-
 from gnomon.jit import borrow, feature, inlined
 from gnomon.serving.engine import contract
 from gnomon.serving.engine.context import Engine, Environment, Fleet, Router

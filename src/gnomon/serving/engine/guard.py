@@ -5,8 +5,6 @@ policies and routers raise is collected, and faults that the engine found (`engi
 a `ConfigError` that names the user's file for users' own code, an `AssertionError` for Gnomon's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 A formed batch is frozen, and stages serve batches first come first served: all its times are known when it starts.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from gnomon.jit import inlined, noinline

@@ -5,8 +5,6 @@ one is dropped and from then on half as many are written; when the gaps are full
 merged. Both are said in the summary. Replica accounts (time, work, tokens) stay exact.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

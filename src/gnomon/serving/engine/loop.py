@@ -10,8 +10,6 @@ Data-parallel ranks whose experts are spread over each other step together: they
 their batches at the same moment and finish together. Every other replica is a group of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

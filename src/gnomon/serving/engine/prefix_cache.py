@@ -10,8 +10,6 @@ Until the first request with a shared prefix arrives, or the first pre-emption, 
 counted; then `track_blocks` gives an identity to those held. Results are the same as if they always had one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from gnomon.jit import inlined, noinline

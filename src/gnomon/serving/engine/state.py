@@ -9,8 +9,6 @@ debugger. A policy sees one `Replica`: a bundle of views on those arrays. Token 
   produced so far. `prompt_tokens` and `output_tokens` never change.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ the request waits in line for one to be left. An adapter is in use from the arri
 the last one. The more adapters are in use, the longer iterations take.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -11,8 +11,6 @@ moments at which it begins and ends to wait or to step, as a taxi is paid by its
 depends on its own length only, so that it comes from a table of sums over lengths.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Requests that others set off: the next one of a client that waits for its answer, and the calls of an agent."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.core.arrays import Ints

@@ -8,8 +8,6 @@ whole prompt (back-pressure: until then the prefill replica's memory stays taken
 move. Batching policies know nothing of all this: a request whose KV has landed is simply one of those that run.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined, noinline
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (

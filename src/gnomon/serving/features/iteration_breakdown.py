@@ -4,8 +4,6 @@ All seconds come from the tables that gave the iteration its time (`gnomon.timin
 without its prefills, with empty contexts, for one request alone.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.core.arrays import Ints

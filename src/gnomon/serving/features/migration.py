@@ -4,8 +4,6 @@
 its requests can go on elsewhere: by prefilling all their tokens again, or with their KV moved along.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -9,8 +9,6 @@ The host launches a batch as soon as it has formed it, so that launching n+1 hid
 only when that is done.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import noinline
 from gnomon.serving.engine.batch_operations import finish, is_decoding, place, push_waiting, tokens_placed
 from gnomon.serving.engine.state import RUNNING, SURPLUS_AMONG_DECODES, WAITING, Replica

@@ -7,8 +7,6 @@ replica's GPU holds waits for that part to be loaded, where loading is sooner th
 share it fairly (`gnomon.serving.features.transfers`).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ so has each place that KV is loaded from (`features.tiers`). Shares change only 
 between, everything moves at a constant rate (`gnomon.timing.fair_share`, which pipelines use, too).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

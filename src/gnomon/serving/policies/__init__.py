@@ -15,8 +15,6 @@ What the rest of Gnomon must know of a policy stands beside it, as fields of `Po
     def mine(replica): ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal

@@ -6,8 +6,6 @@ no waiting class has any, all of them get a quantum. A class pays for the prompt
 are free) and for its output tokens. A larger quantum keeps more locality, a smaller one is fairer.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import tokens_placed

@@ -5,8 +5,6 @@ length is not known when it starts, so a class pays for its prompt at admission 
 fall into debt; a class in debt waits for as many rounds as it takes.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import NONE, Replica

@@ -4,8 +4,6 @@ With the limits of Vidur's `faster_transformer` replica scheduler, whose runs it
 is not copied: there, requests that finish early keep their blocks for ever.
 """
 
-from __future__ import annotations
-
 from gnomon.serving.engine.batch_operations import keep_running, place
 from gnomon.serving.engine.decode_group import place_together
 from gnomon.serving.engine.state import Replica

@@ -4,8 +4,6 @@ With the limits of Vidur's `lightllm` replica scheduler, whose runs it replays e
 there is no pipeline parallelism.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.core.arrays import Floats

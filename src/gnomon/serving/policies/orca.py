@@ -4,8 +4,6 @@ From: G. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Ge
 limits of Vidur's `orca` replica scheduler, whose runs it replays exactly.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import hold, is_decoding, keep_running, place, pop_waiting, prefill_left
 from gnomon.serving.engine.decode_group import place_together

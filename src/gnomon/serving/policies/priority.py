@@ -5,8 +5,6 @@ request makes room, of those the one admitted last. With `preempts` (the default
 finds no room also pushes less urgent ones out.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import keep_running, preempt, tokens_placed

@@ -4,8 +4,6 @@ From: A. Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference wi
 with the limits and tie rules of Vidur's `sarathi` replica scheduler, whose runs it replays exactly.
 """
 
-from __future__ import annotations
-
 from gnomon.serving.engine.batch_operations import (
     blocks_for,
     grow_for_decode,

@@ -4,8 +4,6 @@ Every replica keeps an account of each class (`replica.service`): how many of it
 output tokens it was served. A class's share of the service is counted against its weight (`replica.classes`).
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.state import (

@@ -21,8 +21,6 @@ Blocks stand for SGLang's pages. SGLang knows `max_new_tokens`, Gnomon the outpu
 `max_new_tokens` to what can ever fit, an idle replica takes whatever fits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from gnomon.jit import inlined

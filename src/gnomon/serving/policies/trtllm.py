@@ -8,8 +8,6 @@ back: until a batch is full enough (`batch_wait_timeout_iters`, `batch_wait_max_
 parallelism, until all ranks have some (`attention_dp_config`).
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (

@@ -4,8 +4,6 @@ From: W. Kwon et al., "Efficient Memory Management for Large Language Model Serv
 with the limits and tie rules of Vidur's `vllm` replica scheduler, whose runs it replays exactly.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import (
     blocks_for,

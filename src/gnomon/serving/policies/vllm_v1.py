@@ -4,8 +4,6 @@ After vLLM's `v1/core/sched/scheduler.py` (0.19): there is no prefill or decode 
 with its tokens. Optional speculative decoding makes a decode compute `num_speculative` more tokens.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (

@@ -5,8 +5,6 @@ counter grows with its prompt tokens at admission and its output tokens as they 
 having had nothing to send is lifted to the others, so that it cannot save service up.
 """
 
-from __future__ import annotations
-
 from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import CREDIT, NONE, WAS_QUEUED, WEIGHT, Replica

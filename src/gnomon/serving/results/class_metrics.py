@@ -1,7 +1,5 @@
 """What each class of users got: latencies, SLO attainment, goodput, its share of the service, and how fair that is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 Advice changes what an operator can change; a bottleneck is found by making one resource free at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Energy of a run: watts by what the GPUs do, kilowatt-hours, and what they cost and emit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Why requests were slow: what the slowest suffer from that others do not, where and when, and because of whom."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

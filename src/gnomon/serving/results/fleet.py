@@ -1,7 +1,5 @@
 """The figures of a fleet that changed: replicas over time, what they cost, what failed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Latencies of every request, and how many of them met their targets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

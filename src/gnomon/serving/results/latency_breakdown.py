@@ -5,8 +5,6 @@ waiting is charged to the router where another replica had nobody waiting in the
 served sooner.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What a run's iterations are like on the mean: where operators, their errors and other timing sources are asked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Nothing here is simulated: all of it is computed from the engine's records. `docs/metrics.md` defines each figure.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Differences between runs of the same requests, request by request, with their 95 % intervals."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Percentiles of many values, plain or weighted, and how sure a mean is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import numpy as np

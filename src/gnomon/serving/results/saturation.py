@@ -1,7 +1,5 @@
 """Whether the load is more than the replicas can take: does the queue grow as long as requests arrive?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

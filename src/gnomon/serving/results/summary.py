@@ -1,7 +1,5 @@
 """The figures of a run as plain data, and what holds for them in every run. `docs/metrics.md` defines each figure."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How busy the replicas were: time, arithmetic, memory traffic and KV cache, from the engine's accounts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The replica that has the request's LoRA adapter loaded, unless it is too busy."""
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.engine.state import NONE

@@ -6,8 +6,6 @@ Loads are uneven where the most and the fewest requests in flight differ by more
 sent; here it is looked up, as with events.
 """
 
-from __future__ import annotations
-
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import replica_view
 from gnomon.serving.routers import Fleet, router

@@ -5,8 +5,6 @@ this request's with its cached prefix counted as done, plus blocks in use, those
 sent there. The least cost wins (temperature 0). It keeps the books itself, so they know of a request at once.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.engine import prefix_cache

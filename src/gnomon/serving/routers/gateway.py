@@ -14,8 +14,6 @@ of `unselfish` it counts what prompt tokens cost later: those who wait already (
 prefixes that must give way (`reuse`). `omniscient: 1` looks at tables and states instead.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ loads", 2018; HAProxy's `hash-balance-factor`). A session's order of replicas is
 replica that goes moves only its own sessions. Requests without a session go where the fewest are.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.routers import Fleet, router

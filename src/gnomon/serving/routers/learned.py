@@ -1,7 +1,5 @@
 """The router trained inside the simulator (`gnomon route`), run by compiled code without torch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The replica whose KV cache is least used."""
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.routers import Fleet, router

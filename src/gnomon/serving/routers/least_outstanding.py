@@ -1,7 +1,5 @@
 """The replica with the fewest requests, waiting and running."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

@@ -1,7 +1,5 @@
 """The replica with the least prefill still to do."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

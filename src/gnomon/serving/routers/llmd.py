@@ -6,8 +6,6 @@ replica that holds most of the prompt and 0 for one that holds nothing. Ties are
 by guess.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.jit import inlined

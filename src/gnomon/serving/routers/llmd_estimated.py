@@ -1,8 +1,6 @@
 """llm-d's endpoint picker with the estimated prefix scorer: it remembers where it sent which prefixes, and never learns
 what replicas have evicted."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from weakref import finalize
 

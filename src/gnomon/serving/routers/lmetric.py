@@ -1,7 +1,5 @@
 """Prefill tokens to do times requests in the batch: new work, and how many it holds up."""
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.routers import Fleet, router

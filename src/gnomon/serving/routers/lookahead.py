@@ -8,8 +8,6 @@ Output lengths are those of `--router.lengths`, or the mean of what was produced
 that the request costs those who are there already counts too.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

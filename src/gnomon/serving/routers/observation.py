@@ -8,8 +8,6 @@ Nothing depends on true output lengths (see `gnomon.serving.routers.prediction`)
 Moving averages live in `fleet.memory`: `observe` brings them up to the arrival, `remember_choice` notes the decision.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ with weights named and laid out as torch's `Linear` stores them. A recurrent one
 `GRUCell` stores it: its input is [mean h, max h], and its memory joins these in every score.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

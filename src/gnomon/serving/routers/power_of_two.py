@@ -3,8 +3,6 @@
 From: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
 """
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

@@ -4,8 +4,6 @@ Knows how fast each replica is, how much prefill is queued there and how many re
 of `--router.lengths`, or the mean of what was produced so far.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.jit import inlined

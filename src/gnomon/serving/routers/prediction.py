@@ -5,8 +5,6 @@ every output is expected to go on for the mean found so far, however long it is 
 `decode_left`, are never read).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from gnomon.core.arrays import Ints

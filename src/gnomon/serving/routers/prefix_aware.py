@@ -1,7 +1,5 @@
 """The replica that holds most of the prompt in its prefix cache, unless it is too busy."""
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.engine import prefix_cache

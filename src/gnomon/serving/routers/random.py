@@ -1,7 +1,5 @@
 """Any replica, with equal chances."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

@@ -1,7 +1,5 @@
 """Each replica in turn."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

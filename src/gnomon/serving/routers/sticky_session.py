@@ -1,7 +1,5 @@
 """All requests of a conversation to the same replica."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

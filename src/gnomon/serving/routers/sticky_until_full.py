@@ -1,7 +1,5 @@
 """Fill one replica, then the next: keeps caches warm and the others free."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

@@ -5,8 +5,6 @@ first token comes soonest. That keeps the tail short when the fleet is overloade
 patience that suit a fleet and its load; with the ones below the rule is the teacher of the router `learned`.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.routers import Fleet, router

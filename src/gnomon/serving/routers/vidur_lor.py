@@ -1,7 +1,5 @@
 """Vidur's "least outstanding requests", which counts waiting ones only."""
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

@@ -4,8 +4,6 @@ After vLLM's `DPLBAsyncMPClient` (0.19): score = 4 x waiting + running as last r
 goes up by one at once, so that a burst between two reports spreads out.
 """
 
-from __future__ import annotations
-
 from gnomon.serving.routers import Fleet, router
 
 

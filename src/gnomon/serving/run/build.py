@@ -1,7 +1,5 @@
 """The arrays of a cluster, filled in from a scenario."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ One that waits leaves the queue at once. One that is being computed is cut down 
 iteration in flight, as in real engines. Written in plain Python over the engine's arrays, because it is rare.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.serving.engine import decode_group, prefix_cache

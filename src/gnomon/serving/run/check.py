@@ -1,7 +1,5 @@
 """Contract tests for users' own batching policies and routers: small runs that would go wrong if a rule is broken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cluster that is ready to run: its loops, called until they want nothing more of anybody."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial

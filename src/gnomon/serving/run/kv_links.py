@@ -1,7 +1,5 @@
 """Pools with roles: who prefills, who decodes, and the links between them, from a scenario."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon import catalog

@@ -5,8 +5,6 @@ moment. The next one is that of the request that was sent first among those stil
 is a request of its own, whose record waits behind all others.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 

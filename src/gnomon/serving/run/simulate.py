@@ -1,7 +1,5 @@
 """From a scenario to what happened: build the cluster, run it, hand over its records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Warm-up requests: served like all others, and then left out of everything that is reported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -54,9 +54,9 @@ class Scenario(Config):
     num_replicas: Replicas = 1
     """Copies of the model."""
     engine: EngineConfig | None = EngineConfig(name="vllm")
-    """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does;
-    none: kernels only, without host time or front end. If not given, vllm; none where a calibration, a batching policy
-    from a file or `timing.source: table` describes another server."""
+    """{gnomon.serving.scenario.engine_presets.engine_names}: sets what is not given of batching, replica, timing and
+    front_end as that engine does; none: kernels only, without host time or front end. If not given, vllm; none where a
+    calibration, a batching policy from a file or `timing.source: table` describes another server."""
     calibration: str | None = None
     """File of `gnomon calibrate`: constants of a real server for what is not given of timing and front_end."""
     replica: ReplicaConfig = ReplicaConfig()

@@ -5,8 +5,6 @@ so that the share of rounds which reach position j is the step from j - 1 to j. 
 what was measured, whereas one chance for all does not: later positions are accepted less often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files

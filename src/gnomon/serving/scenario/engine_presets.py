@@ -3,8 +3,6 @@
 A preset fills in keys of `batching`, `replica`, `timing` and `front_end` that the scenario leaves open.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -37,7 +35,7 @@ class EngineConfig(Config):
     shorthand: ClassVar[str] = "name"
 
     name: str
-    """vllm, sglang or trtllm; none: kernels only."""
+    """{gnomon.serving.scenario.engine_presets.engine_names}; none: kernels only."""
     version: str = ""
     """Its version, e.g. 0.19.0: decides defaults, overlapped scheduling and the kernels of the source silicon; the
     newest if not given."""

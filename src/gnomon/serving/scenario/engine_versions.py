@@ -1,7 +1,5 @@
 """Versions of engines: their order, and which are known."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A pool: equal replicas, with what follows from their settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil

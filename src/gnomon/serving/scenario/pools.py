@@ -1,7 +1,5 @@
 """The pools of a scenario, checked, with memory planned and times baked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

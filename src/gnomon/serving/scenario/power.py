@@ -1,7 +1,5 @@
 """Power, as a scenario says it: caps, watts, and what is counted beside the GPUs."""
 
-from __future__ import annotations
-
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
 
 from gnomon.catalog.power import PowerFacts, power_data, power_of

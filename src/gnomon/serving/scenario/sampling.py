@@ -1,7 +1,5 @@
 """From what requests ask of the sampler to what an engine of some version runs for it."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt

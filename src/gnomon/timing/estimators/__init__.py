@@ -4,8 +4,6 @@ Each is made with a bound (a formula that has the right shape, such as the roofl
 `predict`. See docs/estimators.md for what each is good at.
 """
 
-from __future__ import annotations
-
 from gnomon.core.arrays import Floats
 from gnomon.timing.estimators.interface import DEFAULT, ESTIMATORS, Bound, Estimator, Factory, Formula
 

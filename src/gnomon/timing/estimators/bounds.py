@@ -4,8 +4,6 @@ A roofline is a bound as it stands. It does better as one of several amounts (a 
 read, bytes) whose prices are fitted to the measurements: where the device's constants are off, the amounts take over.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ and columns, so the neighbours say which step a cell is on. Wider gaps are inter
 one the more the smoother the measurements are along it; cells outside the measured region take the nearest value.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import numpy as np

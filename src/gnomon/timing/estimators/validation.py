@@ -1,7 +1,5 @@
 """How wrong an estimator is on points it has not seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The attention half of a layer: full, over a latent, over chosen tokens, within a window, and linear."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@
 which measured sources look it up, and its shape, from which `flops` and `bytes` follow for any batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ the tokens' choices); `power_law_A_eplb` copies the busiest experts into one mor
 the least busy ranks. A layer waits for its busiest rank.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The other half of a layer: a dense MLP, or experts with their router, exchange and shared experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the operators of every layer are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Their times were measured on an H200, step by step as engines run them (`gnomon 
 other GPUs by what bounds each: the memory's bandwidth, and the number of SMs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -12,8 +12,6 @@
 | `communication`     | bytes that one rank contributes (`bytes_each` x tokens or sequences) |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

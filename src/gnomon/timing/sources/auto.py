@@ -1,7 +1,5 @@
 """The source `auto`: the best of the others for a model and a device."""
 
-from __future__ import annotations
-
 import os
 
 from gnomon.timing.sources import Context, Source, make_source, shipped_profile, timing_source

@@ -10,8 +10,6 @@
 The constants are per device (`RooflineConstants` in its catalog file, at most ten).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

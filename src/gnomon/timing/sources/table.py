@@ -4,8 +4,6 @@ It has no operators; it fills the engine's tables directly. Queueing theory can 
 with `per_token: 0.001` and outputs of one token, a request is served in a millisecond per prompt token.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gnomon.core.arrays import Floats

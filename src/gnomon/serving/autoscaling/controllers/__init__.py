@@ -8,8 +8,6 @@ What it answers is cut to the fleet's limits; an answer that is no count ends th
     def mine(view): ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

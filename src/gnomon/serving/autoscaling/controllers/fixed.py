@@ -1,7 +1,5 @@
 """As many replicas as at the start; those that fail are replaced."""
 
-from __future__ import annotations
-
 from gnomon.serving.autoscaling.controllers import View, controller
 
 

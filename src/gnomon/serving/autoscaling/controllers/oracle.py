@@ -3,8 +3,6 @@
 It knows the arrivals, not the queues: against it the regret of the others is counted.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.autoscaling.controllers import View, controller

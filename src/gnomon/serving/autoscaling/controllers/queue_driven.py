@@ -5,8 +5,6 @@ autoscaler, whose pace holds (`target_utilization.paced`). Only from one replica
 (its defaults: 300 s for both).
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.autoscaling.controllers import View, controller

@@ -1,7 +1,5 @@
 """A number of replicas for every time of the day."""
 
-from __future__ import annotations
-
 from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling.controllers import View, controller
 

@@ -5,8 +5,6 @@ started now would be ready is forecast from the last intervals (a straight line 
 corrected by how the SLO was met of late.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ autoscaling/v2): up at once, but in 15 s at most to twice as many or four more; 
 five minutes.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.serving.autoscaling.controllers import View, controller

@@ -1,7 +1,5 @@
 """The source `profile`: measured bundles in Gnomon's own format or in the layouts of Vidur and LLMServingSim."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gnomon.core.errors import ConfigError, DataError

@@ -1,7 +1,5 @@
 """The source made of measurements: a bundle, an estimator per operator, and the roofline as their shape."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

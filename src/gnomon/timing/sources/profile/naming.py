@@ -1,7 +1,5 @@
 """Folders named after devices and models, in whatever spelling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 

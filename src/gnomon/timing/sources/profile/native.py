@@ -1,7 +1,5 @@
 """Gnomon's own bundles: CSV files and a manifest, keyed by shapes (docs/profile-format.md)."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

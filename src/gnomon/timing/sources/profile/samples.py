@@ -1,7 +1,5 @@
 """The one in-memory form of measurements: what was measured, at which sizes, how long it took."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

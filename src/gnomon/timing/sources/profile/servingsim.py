@@ -4,8 +4,6 @@ Times are microseconds. Attention was measured as an engine runs it: a chunk and
 the KV cache is part of it; residual adds are part of the norms.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ Nearby shapes have nearly the same ratio to their rooflines at the same tokens (
 nearest measured shapes says what ratio it has, and the wanted shape takes the mean of them times its own roofline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ pooled over the number of decodes and fitted for each eighth of the skew 1 - mea
 prompt have values of their own, and the fewer they are, the more the longest one counts.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -4,8 +4,6 @@ Times are milliseconds (the median of the repeats), `size` is bytes. A file `att
 layout is read too when its columns are of the model and the degree that are asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ points that cannot be right, and `source` answers. Norms and activations are not
 roofline.
 """
 
-from __future__ import annotations
-
 import math
 
 from gnomon.catalog.devices import Device

@@ -1,7 +1,5 @@
 """Ordinary attention: prompts, and decodes, by heads, head dimension and window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Collectives: the engine's own all-reduce, NCCL's others, and the exchange of tokens with experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

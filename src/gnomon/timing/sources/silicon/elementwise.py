@@ -3,8 +3,6 @@
 Another width is scaled by the roofline, and so is another device: the ratio to its own roofline carries over.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

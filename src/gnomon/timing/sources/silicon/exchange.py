@@ -1,7 +1,5 @@
 """Tokens to their experts and back by all-to-all: DeepEP in all three engines, NVLink kernels in TensorRT-LLM."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Routed experts: grouped products by shape, slicing, number format and load."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product

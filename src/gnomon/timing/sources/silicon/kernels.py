@@ -1,7 +1,5 @@
 """Rows of a table as samples by shape, and how a shape is found among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -7,8 +7,6 @@ time is taken off; what remains, with all the small kernels of the module, is th
 in 16 bits less products in 16 bits, whatever the model's are in: all engines run those tuned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache

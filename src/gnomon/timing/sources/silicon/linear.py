@@ -1,7 +1,5 @@
 """Linear attention: convolution and recurrence, over prompts in chunks and step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ less, or where it alone lies far below both of its neighbours. What is left out 
 then interpolates over the gap.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

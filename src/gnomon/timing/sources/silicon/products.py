@@ -5,8 +5,6 @@ activation before them writes FP8 itself. So that part is taken off, as the engi
 (Block-wise FP8 and NVFP4 products keep it: their engines run it as a kernel of its own.)
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

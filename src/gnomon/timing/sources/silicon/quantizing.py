@@ -3,8 +3,6 @@
 `scale_matrix` holds the first; `computescale` what finding the scale takes beyond it.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The source itself: finds the measurements of each operator and says where they come from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mixing of residual streams before and after both halves of a layer (manifold-constrained hyper-connections)."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import polars as pl

@@ -7,8 +7,6 @@ nearest version: the older tables were measured with untuned kernels and lie fur
 than the newest do, see docs/silicon.md.)
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache

@@ -6,8 +6,6 @@ measure what its engine runs in serving, where kernels are tuned and launched by
 provenance names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 
