@@ -293,7 +293,10 @@ def test_a_weight_sync_takes_its_tensors_and_its_bytes() -> None:
     every = 483 * 5e-5 + 18_432 * 9.5e-5 + 2 * model.num_parameters / (4 * 300e9)  # Inside a node all four ranks send.
     assert sync_s(engine, model, 4, 4) == pytest.approx(every)
     quantised = build(Posttrain, {"model": "qwen3-30b-a3b", "device": "h20", "rollout": {"dtype": "fp8"}})
-    assert far - sync_s(quantised, model, 16, 16) == pytest.approx(model.num_parameters / (0.34 * 36e9))
+    assert sync_s(quantised, model, 16, 16) == far  # Quantised where it arrives.
+    packed = build(Posttrain, {"device": "h20", "transitions": {"sync": "broadcast"}})
+    one_port = 18_915 * 3.3e-5 + 2 * model.num_parameters / (1.16 * 36e9)  # However many ranks there are.
+    assert sync_s(packed, model, 16, 16) == sync_s(packed, model, 64, 32) == pytest.approx(one_port)
 
 
 @pytest.mark.parametrize("policy", ["disaggregated", "elastic"])

@@ -199,16 +199,32 @@ def test_prompts_go_to_instances_as_they_have_room() -> None:
 def test_the_instance_with_short_responses_gets_more_of_them() -> None:
     response = np.array([2000, 2000] + [100] * 22)
     sequences = Sequences(np.repeat(np.arange(12), 2), np.full(24, 50), response, np.zeros(24, np.int64))
-    rollouts = Rollouts(small(), 2, sequences)
-    queue = PromptQueue(rollouts, np.arange(24), longest_first=False)
+    config = small(rollout={"max_running_requests": 2})
+    rollouts = Rollouts(config, 2, sequences)
+    queue = PromptQueue(rollouts, np.arange(24), config, longest_first=False)
     now = 0.0
     while queue:
-        queue.feed([0, 1], cap=2, now=now)
+        queue.feed([0, 1], now=now)
         now += 0.05
         rollouts.advance(now)
     rollouts.advance(np.inf)
     assert np.isfinite(rollouts.finished_s).all()
     assert (rollouts.instance_of == 0).sum() == 2  # The long group alone; all the others passed it by.
+
+
+def test_samples_of_a_group_are_dealt_one_by_one_and_few_prompts_at_once() -> None:
+    sequences = Sequences(np.repeat(np.arange(6), 4), *(np.full(24, value) for value in (50, 400, 0)))
+    config = small(rollout={"deal": "sequences"}, algorithm={"in_flight": 2})
+    rollouts = Rollouts(config, 4, sequences)
+    queue = PromptQueue(rollouts, np.arange(24), config, longest_first=False)
+    queue.feed([0, 1, 2, 3], now=0.0)
+    assert len(queue) == 4 and rollouts.unfinished.tolist() == [2, 2, 2, 2]
+    assert rollouts.instance_of[:4].tolist() == [0, 1, 2, 3]
+    queue.feed([0, 1, 2, 3], now=0.0)
+    assert len(queue) == 4  # Nothing has ended.
+    rollouts.advance(np.inf)
+    queue.feed([0, 1, 2, 3], now=float(rollouts.finished_s[:8].max()))
+    assert len(queue) == 2
 
 
 def test_training_starts_with_the_first_group() -> None:

@@ -183,7 +183,10 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
         steps = f"{off} step{'s' if off > 1 else ''}"
         trainer = gpus - round(split.get((model, gpu, steps), 0.5) * gpus)
         placement = {"actor": f"0-{trainer - 1}", "rollout": f"{trainer}-{gpus - 1}"}
-        algorithm |= {"mode": "async", "staleness": float(off), "max_lag": off, "keep_kv": True}
+        algorithm |= {"keep_kv": True, "in_flight": off * batch // size}
+        algorithm |= {"mode": "one_step_off"} if off == 1 else {"mode": "async", "staleness": float(off), "max_lag": off}
+    is_async = off > 0 or chosen["async_engine"]
+    engine = {"max_running_requests": 128, "deal": "sequences"} if is_async else {"max_running_requests": 1024}
     prompt = int(constants["prompt"]) if kind == "GRPO" else 2000
     dtype = "fp8" if precision == "FP8" else "bf16"
     data = {
@@ -191,9 +194,8 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
         "device": gpu.lower(),
         "cluster": {"num_nodes": gpus // per_node, "gpus_per_node": per_node, "component_placement": placement},
         "algorithm": algorithm,
-        "rollout": {
-            "tensor_parallel": rollout, "max_running_requests": 1024, "preset": "vllm", "dtype": dtype,
-            "memory_utilization": 0.8 if off else 0.6,
+        "rollout": engine | {
+            "tensor_parallel": rollout, "preset": "vllm", "dtype": dtype, "memory_utilization": 0.8 if off else 0.6,
         },
         "actor": {
             "tensor_parallel": tensor, "context_parallel": context, "expert_parallel": experts,
@@ -206,7 +208,7 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
             "max_response": longest - prompt,
         },
         "environment": {"turns": 50, "tool_s": 2.0} if kind == "SWE" else {},
-        "transitions": {"sync": "rdma" if off else "shared_memory"},
+        "transitions": {"sync": "broadcast" if off else "shared_memory"},
         "num_steps": 8,
     }  # fmt: skip
     name = f"{kind} {model} {gpu} {precision} {gpus} {policy}"

@@ -12,7 +12,7 @@ from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.training.stages import stages_of
 
 WEIGHT_BYTES = 2
-"""Of a parameter as it is sent: bf16."""
+"""Of a parameter as it is sent: bf16; verl and NeMo-RL quantise where it arrives."""
 DENSE_TENSORS = 10
 """Of a layer: projections, norms and biases; a router or shared experts take the places of others."""
 
@@ -32,14 +32,17 @@ class Path:
 PATHS = {
     "nccl": Path(2.0e-4, 6.0e-4, 0.34),
     "checkpoint_engine": Path(5.0e-5, 9.5e-5, 0.64),
-    "rdma": Path(2.0e-4, 9.0e-4, 0.9),
+    "broadcast": Path(3.3e-5, 3.3e-5, 1.16),
+    "rdma": Path(3.3e-5, 3.3e-5, 0.9),
     "shared_memory": Path(2.0e-4, 1.5e-3, 1.0),
     "disk": Path(2.0e-4, 2.0e-4, 1.0),
 }
 """nccl and checkpoint_engine: fitted to verl's six measured syncs (7B, 30B-A3B and 235B-A22B on H20); in a node the
-whole link is reached. rdma: every node of the actor sends its share over its own links; fitted to three asynchronous
-steps of NeMo-RL on H100. shared_memory: gathered, converted and handed over where both are on the same GPUs; fitted to
-its five synchronous steps there. disk: an assumption."""
+whole link is reached. broadcast: one rank sends everything, packed into large buffers that are gathered meanwhile
+(NeMo-RL); 1.5 s to load DeepSeek-V3 is measured (its report on refits), the share (42 GB/s, of a port of 50) is fitted
+to three asynchronous steps of NeMo-RL on H100. rdma: every node of the actor sends its share over its own links, an
+assumption. shared_memory: gathered, converted and handed over where both are on the same GPUs; fitted to five
+synchronous steps of NeMo-RL on H100. disk: an assumption."""
 DISK_BYTES_S = 5e9
 """Of a shared file system, written once and read by all: an assumption."""
 
@@ -64,6 +67,5 @@ def sync_s(config: Posttrain, model: Model, num_actor: int, num_rollout: int) ->
     if t.sync == "disk":
         bandwidth = DISK_BYTES_S / 2.0
     dense, experts = num_tensors(model)
-    each = 0.5 * WEIGHT_BYTES if config.rollout.dtype.startswith("fp8") else WEIGHT_BYTES
-    moved = model.num_parameters * each / (t.sync_bandwidth_bytes_s or bandwidth)
+    moved = model.num_parameters * WEIGHT_BYTES / (t.sync_bandwidth_bytes_s or bandwidth)
     return t.sync_fixed_s + dense * path.tensor_s + experts * path.expert_s + moved

@@ -89,7 +89,7 @@ class RolloutConfig(ComponentConfig):
     """{gnomon.serving.scenario.engine_presets.engine_names}: host time and kernels as measured on that
     engine's servers; `host` alone if not given."""
     dtype: str = "auto"
-    """Number format of the weights, e.g. fp8: the actor's are quantised on their way."""
+    """Number format of the weights, e.g. fp8: the actor's are quantised where they arrive."""
     kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"
     prefix_cache: bool = False
     """Samples of a group share their prompt's KV cache: it is prefilled once on an instance (not with tools)."""
@@ -97,6 +97,8 @@ class RolloutConfig(ComponentConfig):
     """Speculative decoding."""
     host: HostConfig = HostConfig()
     """Time of the engine's own code per iteration."""
+    deal: Literal["groups", "sequences"] = "groups"
+    """What goes to the least loaded instance: whole groups, or sequences one by one."""
     migration: Literal["reprefill", "kv_transfer"] = "reprefill"
     """How a moved sequence goes on: prefill its prompt and output again, or take its KV cache along."""
 
@@ -180,6 +182,8 @@ class AlgorithmConfig(Config):
     """async: most weight updates between a group's first token and its training."""
     stale: Literal["wait", "drop"] = "wait"
     """What happens to a group that would become older: the step waits for it, or it is dropped for a new prompt."""
+    in_flight: Sequences | None = None
+    """Prompts that are generated at once; as many as instances have room for unless given."""
     interrupt: bool = True
     """async: sequences stop for a weight sync and go on with the new weights (verl: partial_rollout); else a sync waits
     until all that run are complete."""
@@ -289,9 +293,9 @@ class LengthsConfig(Config):
 class TransitionConfig(Config):
     """Seconds of everything that is neither generation nor training."""
 
-    sync: Literal["nccl", "checkpoint_engine", "rdma", "shared_memory", "disk"] = "nccl"
-    """How weights go from the actor to rollout and inference: tensor by tensor, in buckets, written straight into the
-    receivers' memory, handed over inside a GPU or a node, or as a file."""
+    sync: Literal["nccl", "checkpoint_engine", "broadcast", "rdma", "shared_memory", "disk"] = "nccl"
+    """How weights go from the actor to rollout and inference: tensor by tensor, in buckets, in large buffers from one
+    rank, written straight into the receivers' memory, handed over inside a GPU or a node, or as a file."""
     sync_bandwidth_bytes_s: PositiveFloat | None = None
     """Of that path; by `sync` and the links between the GPUs unless given."""
     sync_fixed_s: Pause = 0.0

@@ -51,7 +51,7 @@ class Allocation:
 
     def _feed(self, now: float) -> None:
         assert self.prompts is not None
-        self.prompts.feed(sorted(self.instances), self.config.rollout.max_running, now)
+        self.prompts.feed(sorted(self.instances), now)
         self._fed_s = now
 
     @property

@@ -3,6 +3,7 @@
 Every GPU range that could hold an instance is a replica of one cluster; instances that are not there just have no work.
 """
 
+import math
 from collections import deque
 from dataclasses import replace
 from functools import lru_cache
@@ -234,10 +235,11 @@ def _requests(sequences: Sequences, *, shares: bool = False) -> Requests:
 class PromptQueue:
     """Groups that no instance has yet, in the order in which they are handed out."""
 
-    def __init__(self, rollouts: Rollouts, ids: Ints, *, longest_first: bool) -> None:
+    def __init__(self, rollouts: Rollouts, ids: Ints, config: Posttrain, *, longest_first: bool) -> None:
         """`ids` are the sequences to generate; only a clairvoyant can take the longest groups first."""
         sequences = rollouts.sequences
-        self._rollouts = rollouts
+        self._rollouts, self._cap = rollouts, config.rollout.max_running
+        self._in_flight, self._deals_groups = config.algorithm.in_flight, config.rollout.deal == "groups"
         groups, first = np.unique(sequences.group[ids], return_index=True)
         parts = np.split(ids, first[1:])
         order = np.arange(len(groups))
@@ -245,25 +247,38 @@ class PromptQueue:
             left = sequences.response - sequences.generated
             order = np.argsort([-int(left[part].sum()) for part in parts], kind="stable")
         self._waiting = deque(parts[i] for i in order)
+        self._running: list[Ints] = []
         self.num_sequences = len(ids)
         """Sequences that no instance has yet."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def feed(self, instances: list[int], cap: int, now: float) -> None:
-        """Hand out groups until every instance has `cap` sequences to run; everything before `now` has happened."""
-        load = self._rollouts.unfinished[instances].copy()
+    def feed(self, instances: list[int], now: float) -> None:
+        """Hand out groups until every instance has as many sequences as it runs, or as many groups are being generated
+        as may be; everything before `now` has happened."""
+        load, room = self._rollouts.unfinished[instances].copy(), self._room()
         parts, targets = [], []
-        while self._waiting and load.min(initial=cap) < cap:
-            least = int(load.argmin())
+        while self._waiting and room > 0 and load.min(initial=self._cap) < self._cap:
             part = self._waiting.popleft()
-            load[least] += len(part)
+            room -= 1
+            for some in [part] if self._deals_groups else np.split(part, len(part)):
+                least = int(load.argmin())
+                load[least] += len(some)
+                targets.append(np.full(len(some), instances[least]))
             self.num_sequences -= len(part)
             parts.append(part)
-            targets.append(np.full(len(part), instances[least]))
         if parts:
+            self._running += parts
             self._rollouts.submit(np.concatenate(parts), np.concatenate(targets), now)
+
+    def _room(self) -> float:
+        """Groups that may still begin."""
+        if self._in_flight is None:
+            return math.inf
+        is_done = np.isfinite(self._rollouts.finished_s)
+        self._running = [part for part in self._running if not is_done[part].all()]
+        return self._in_flight - len(self._running)
 
     def clear(self) -> None:
         """Nobody will generate the rest in this step."""

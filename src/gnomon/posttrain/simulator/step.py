@@ -86,7 +86,7 @@ class Step(StepState):
         self.is_generated = np.zeros(self.submitted, bool)
         self.came_complete = sequences.generated >= sequences.response
         self.started_s = self.generated_s = self.now
-        queue = PromptQueue(rollouts, np.flatnonzero(~self.came_complete), longest_first=self.balance)
+        queue = PromptQueue(rollouts, np.flatnonzero(~self.came_complete), self.config, longest_first=self.balance)
         self.allocation.submit(rollouts, queue, self.now)
 
     def _finished_s(self) -> Floats:
