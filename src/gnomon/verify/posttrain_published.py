@@ -184,7 +184,8 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
         trainer = gpus - round(split.get((model, gpu, steps), 0.5) * gpus)
         placement = {"actor": f"0-{trainer - 1}", "rollout": f"{trainer}-{gpus - 1}"}
         algorithm |= {"keep_kv": True, "in_flight": off * batch // size}
-        algorithm |= {"mode": "one_step_off"} if off == 1 else {"mode": "async", "staleness": float(off), "max_lag": off}
+        is_next = off == 1  # A batch is generated for one step, and trained there.
+        algorithm |= {"mode": "one_step_off"} if is_next else {"mode": "async", "staleness": float(off), "max_lag": off}
     is_async = off > 0 or chosen["async_engine"]
     engine = {"max_running_requests": 128, "deal": "sequences"} if is_async else {"max_running_requests": 1024}
     prompt = int(constants["prompt"]) if kind == "GRPO" else 2000
