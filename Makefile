@@ -38,10 +38,10 @@ demo: .venv/base  ## Simulate Llama-3-8B under a chat load and write a report
 	$(BIN)/gnomon simulate --out runs/demo
 
 test: .venv/dev  ## The tests (a few minutes)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-slow: .venv/dev  ## The tests marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 check: .venv/dev  ## Format, lint, types, import contracts
 	$(BIN)/ruff format --check src tests benchmarks examples
