@@ -12,9 +12,10 @@ import pytest
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.serving.scenario import Scenario
-from gnomon.verify.servers import Scored, figures, read_servers, settings_of, told
+from gnomon.verify.servers import TASKS, Scored, figures, read_servers, settings_of, told
 from gnomon.verify.servers import requests_of as sent_to
 from gnomon.verify.stages import read_stages, requests_of
+from gnomon.workload import Requests
 
 HEAD = (
     "task,model_id,weight_precision,gpu_model,num_gpus,tensor_parallel,expert_parallel,data_parallel,max_num_seqs,"
@@ -47,17 +48,44 @@ def test_each_data_parallel_rank_gets_its_share(tmp_path: Path) -> None:
 
 
 def test_turns_of_a_conversation_come_behind_one_another_at_once(tmp_path: Path) -> None:
-    """Of 1.3 turns in the mean, three requests in thirteen stand behind all that was said before them."""
+    """Of 1.3 turns in the mean, three requests in thirteen stand behind all that was said before them; of that the
+    prompts alone are in the cache, for the answers are the data's."""
     chat, gpqa, _ = _read(tmp_path, ROW, FAST, DP)
     sent = sent_to(chat.server, load(Scenario, None, settings_of(chat.server)))
     assert len(sent) == 1024 and (sent.arrival_s == 0.0).all()
-    again = np.flatnonzero(np.diff(sent.session) == 0) + 1
-    assert len(again) == pytest.approx(1024 * 0.3 / 1.3, rel=0.15)
+    again = np.array([i for i in range(1, 1024) if _shared(sent, i - 1, i)])
+    assert len(again) == pytest.approx(1024 * 0.3 / 1.3, rel=0.3)  # Prompts of less than a block share none.
     assert (sent.prompt_tokens[again] > sent.total_tokens[again - 1]).all()
-    said = sent.total_tokens[again[0] - 1] // 16
-    assert (sent.prefix(again[0])[:said] == sent.prefix(again[0] - 1)[:said]).all()
     alone = sent_to(gpqa.server, load(Scenario, None, settings_of(gpqa.server)))
-    assert (alone.session == -1).all()
+    assert not any(_shared(alone, i - 1, i) for i in range(1, 198))
+
+
+def _shared(sent: Requests, one: int, other: int) -> int:
+    """Blocks with which both begin."""
+    first, second = sent.prefix(one), sent.prefix(other)
+    same = first[: len(second)] == second[: len(first)]
+    return int(np.cumprod(same).sum())
+
+
+def test_large_servers_are_sent_the_same_prompts_again(tmp_path: Path) -> None:
+    """Six times 1,024 for 4,096 sequences; what is answered differs."""
+    (large,) = _read(tmp_path, ROW.replace(",64,63.9,", ",4096,4090.0,"))
+    sent = sent_to(large.server, load(Scenario, None, settings_of(large.server)))
+    assert len(sent) == 6 * 1024
+    assert (sent.prompt_tokens[:1024] == sent.prompt_tokens[-1024:]).all()
+    assert (sent.output_tokens[:1024] != sent.output_tokens[-1024:]).mean() > 0.9
+    for i in (0, 17, 1023):
+        assert _shared(sent, i, i + 1024) == sent.prompt_tokens[i] // 16
+    counts = [TASKS["gpqa"].requests(n) for n in (8, 128, 129, 512, 768, 4096)]
+    assert counts == [198, 198, 396, 594, 990, 4158]
+
+
+def test_answers_are_cut_where_the_client_cut_them_and_keep_their_mean(tmp_path: Path) -> None:
+    """A mean of 1,464 tokens with a spread of one: uncut, a twelfth would be longer than the 4,096 asked for."""
+    (one,) = _read(tmp_path, ROW.replace("640.0", "1464.0").replace(",64,63.9,", ",4096,4090.0,"))
+    sent = sent_to(one.server, load(Scenario, None, settings_of(one.server)))
+    assert sent.output_tokens.max() == 4096
+    assert sent.output_tokens.mean() == pytest.approx(1464, rel=0.04)
 
 
 def test_figures_are_of_the_held_out_half_and_worse_ones_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

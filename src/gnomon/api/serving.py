@@ -132,6 +132,7 @@ class Simulation(Result):
         """Every figure, as plain data, and where another timing source contradicts the one in use."""
         from gnomon.serving.results.mean_iteration import judged
         from gnomon.serving.results.metrics import summarize
+        from gnomon.timing.breakdown import NINE_OF_TEN
 
         found = summarize(self.run)
         if not self.is_judged:
@@ -139,7 +140,9 @@ class Simulation(Result):
         said = judged(self.run)
         found.warnings.extend(said.warnings)
         found.notes.extend(said.notes)
-        return replace(found, timing_error=said.error, timing_sources=said.sources)
+        calibration = self.scenario.calibration
+        spread = calibration.error if calibration else self.run.spread
+        return replace(found, timing_error=NINE_OF_TEN * spread, timing_sources=said.sources)
 
     @cached_property
     def headroom(self) -> Headroom:

@@ -24,7 +24,7 @@ def text(result: Any) -> list[Block]:
         by_formula = sum(t.seconds for t in times[name] if t.provenance == "roofline") / total(times[name]).seconds
         if 0.0 < by_formula < 1.0:
             found.append(Line(f"{name}: {by_formula:.1%} of the time is the roofline's."))
-        found.append(Line(f"{name}: expected error {error:.0%} per iteration."))
+        found.append(Line(f"{name}: a server's iteration is within ±{error:.0%} of it in nine of ten cases."))
     return [*found, *lines(result.notes, "note")]
 
 

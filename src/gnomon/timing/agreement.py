@@ -20,7 +20,7 @@ class Estimate:
     source: str
     seconds: float
     error: float
-    """Relative, as the source states it."""
+    """Relative, of the kernels, as the source states it."""
 
     def contradicts(self, other: Estimate) -> bool:
         """Whether the two are further apart than both errors together."""
@@ -51,6 +51,6 @@ def in_words(used: Estimate, other: Estimate) -> str:
     """A sentence on two sources that contradict each other."""
     return (
         f"{other.source} has these iterations take {other.seconds / used.seconds:.2f} times as long as {used.source}; "
-        f"the stated errors ({other.error:.0%} and {used.error:.0%}) do not explain that. One of them is wrong here: "
+        "what their kernels were found to be off by does not explain that. One of them is wrong here: "
         f"look at both with `gnomon time --source {used.source} --source {other.source}`."
     )

@@ -1,5 +1,6 @@
 """One iteration, operator by operator: seconds, work, and what limits each."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,7 @@ import numpy as np
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.operators import Operator, mixed_attention
+from gnomon.timing.source_registry import traits_of
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 
 Limit = Literal["compute", "memory", "network", "latency"]
@@ -87,6 +89,16 @@ def total(times: list[OperatorTime]) -> OperatorTime:
     peak_s = sum(t.mfu * t.seconds for t in times)
     moved = sum(t.bytes for t in times if t.limit != "network")
     return OperatorTime("total", sum(t.calls for t in times), seconds, flops, moved, peak_s / seconds, longest.limit)
+
+
+NINE_OF_TEN = 1.645
+"""Standard deviations to either side that hold nine of ten cases of a normal distribution."""
+
+
+def server_error(timer: Timer, batch: Batch) -> float:
+    """How far a server's iteration is from this one in nine of ten cases: by its kernels, and by all else."""
+    beside, _ = traits_of(timer.source.name).errors(timer.context)
+    return NINE_OF_TEN * math.hypot(expected_error(timer, batch), beside)
 
 
 def expected_error(timer: Timer, batch: Batch) -> float:

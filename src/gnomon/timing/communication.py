@@ -11,6 +11,11 @@ from gnomon.catalog.topology import Group, Layout
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import Collective, Communication
 
+NCCL_S = 13e-6
+"""Seconds of NCCL's small collectives inside a node, before and after the network (nccl-tests' tables in public
+repositories: an all-reduce of 1 to 64 KiB over eight H100 takes 13 microseconds, over two such nodes 45 to 48). What a
+node's link says is that of engines' own kernels, which do not span nodes."""
+
 
 def collective_s(collective: Collective, num_bytes: Floats, group: Group, node: Node) -> Floats:
     """Seconds of one collective of a group on nodes like `node`."""
@@ -54,12 +59,13 @@ def _ring_share(collective: Collective, num_ranks: int) -> float:
 def _across_nodes_s(collective: Collective, num_bytes: Floats, at: Layout) -> Floats:
     """Inside the nodes and between them, one after the other; every rank's network link carries its own slice."""
     nodes, inside, network = at.num_nodes, at.per_node, at.between
+    link = at.inside.model_copy(update={"latency_s": max(at.inside.latency_s, NCCL_S)})
     if collective == "all_to_all":  # What stays in the node, and what leaves it.
-        here = _ring_s(collective, num_bytes / nodes, inside, at.inside)
+        here = _ring_s(collective, num_bytes / nodes, inside, link)
         return here + _ring_s(collective, num_bytes, nodes, network)
     if collective == "all_gather":
         gathered = _ring_s(collective, num_bytes, nodes, network)
-        return gathered + _ring_s(collective, nodes * num_bytes, inside, at.inside)
+        return gathered + _ring_s(collective, nodes * num_bytes, inside, link)
     slices = num_bytes / inside
-    total = _ring_s("reduce_scatter", num_bytes, inside, at.inside) + _ring_s(collective, slices, nodes, network)
-    return total + _ring_s("all_gather", slices, inside, at.inside) if collective == "all_reduce" else total
+    total = _ring_s("reduce_scatter", num_bytes, inside, link) + _ring_s(collective, slices, nodes, network)
+    return total + _ring_s("all_gather", slices, inside, link) if collective == "all_reduce" else total

@@ -32,7 +32,8 @@ from gnomon.serving.scenario import Scenario
 from gnomon.timing.sources.silicon import server_errors
 from gnomon.verify.findings import Findings, Progress, proof
 from gnomon.workload import Requests, SessionsConfig, generate
-from gnomon.workload.sessions import in_conversations
+from gnomon.workload.lengths import tokens
+from gnomon.workload.sessions import hash_blocks, sum_before
 
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
 """What the client sent; top-k is the model's own."""
@@ -40,9 +41,12 @@ SAMPLING = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
 
 @dataclass(frozen=True)
 class Task:
-    """What the requests of a task were like."""
+    """What the requests of a task were like. How many there were and the longest answer are from the client's
+    configurations (`configs/vllm` of ml-energy/benchmark)."""
 
     num_requests: int
+    repeats: tuple[tuple[int, int], ...]
+    """How often they were sent all over for up to so many sequences at a time."""
     prompt: tuple[int, int]
     """Median and 90th percentile of prompt tokens: a guess, for rows do not say it."""
     most: int
@@ -55,11 +59,17 @@ class Task:
     longest_prompt: int = 20_480
     """Longest turn of a user."""
 
+    def requests(self, sequences: int) -> int:
+        """How many a server for so many sequences at a time was sent."""
+        return self.num_requests * next(times for most, times in self.repeats if sequences <= most)
 
+
+CHATS = ((384, 1), (1024, 2), (2048, 3), (3072, 4), (4096, 6))
+QUESTIONS = ((128, 1), (256, 2), (512, 3), (768, 5), (1024, 6), (1536, 9), (2048, 12), (4096, 21))
 TASKS = {
-    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 1.0, turns=1.3, longest_prompt=7_500),
-    "gpqa": Task(198, (220, 450), 32_768, 40_960, 0.5),
-    "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480, 0.7),
+    "lm-arena-chat": Task(1024, CHATS, (70, 800), 4096, 20_480, 1.0, turns=1.3, longest_prompt=7_500),
+    "gpqa": Task(198, QUESTIONS, (220, 450), 32_768, 40_960, 0.5),
+    "sourcegraph-fim": Task(1024, CHATS, (1500, 5000), 2048, 20_480, 0.7),
 }
 GOALS = {
     "h100 itl median": 0.07, "h100 itl mean": 0.10, "b200 itl median": 0.10, "b200 itl mean": 0.16,
@@ -165,7 +175,7 @@ def _server(row: dict[str, str], line: str) -> Server:
 def settings_of(server: Server) -> dict[str, Any]:
     """The server as a scenario."""
     task = TASKS[server.task]
-    ranks, median = server.data_parallel, server.output_tokens * math.exp(-(task.spread**2) / 2.0)
+    ranks, median = server.data_parallel, median_answer(server.output_tokens, task)
     return {
         "model": server.model,
         "device": server.device,
@@ -181,7 +191,7 @@ def settings_of(server: Server) -> dict[str, Any]:
         "timing": _kernels(server),
         "workload": {
             "arrivals": {"process": "batch"},
-            "num_requests": max(task.num_requests, 3 * server.max_sequences),
+            "num_requests": task.requests(server.max_sequences),
             "max_tokens": task.max_model_len,
             "over_long": "truncate",
             "lengths": {
@@ -193,6 +203,21 @@ def settings_of(server: Server) -> dict[str, Any]:
             },
         },
     }
+
+
+def median_answer(mean: float, task: Task) -> float:
+    """The median of answers whose lengths are log-normal, with this mean once the longest are cut."""
+    normal, low, high = statistics.NormalDist(), 1.0, float(task.most)
+
+    def mean_of(median: float) -> float:
+        at = math.log(task.most / median) / task.spread
+        whole = median * math.exp(task.spread**2 / 2.0) * normal.cdf(at - task.spread)
+        return whole + task.most * (1.0 - normal.cdf(at))
+
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if mean_of(middle) < mean else (low, middle)
+    return low
 
 
 def _kernels(server: Server) -> dict[str, Any]:
@@ -208,13 +233,18 @@ def _kernels(server: Server) -> dict[str, Any]:
 
 
 def requests_of(server: Server, scenario: Scenario) -> Requests:
-    """What the client sent: the turns of one conversation after another, each behind what was said before it."""
+    """What the client sent: the turns of one conversation after another, each behind what was said before it in the
+    data, then all of them again as often as they were repeated. Answers differ, prompts are found in the cache."""
     drawn, task = generate(scenario.workload, scenario.seed), TASKS[server.task]
-    if task.turns == 1.0:
-        return drawn
-    drawn = replace(drawn, prompt_tokens=np.minimum(drawn.prompt_tokens, task.longest_prompt))
-    is_first = stream(scenario.seed, "turns").random(len(drawn)) < 1.0 / task.turns
-    return in_conversations(drawn, np.cumsum(is_first), SessionsConfig())
+    answers = np.minimum(drawn.output_tokens, task.most)
+    prompts = np.minimum(drawn.prompt_tokens, task.longest_prompt)[: task.num_requests]
+    is_first = stream(scenario.seed, "turns").random(task.num_requests) < 1.0 / task.turns
+    conversation, again = np.cumsum(is_first), np.arange(len(drawn)) % task.num_requests
+    prompts = tokens(sum_before(conversation, (prompts + answers[: task.num_requests]).astype(np.int64)) + prompts)
+    offsets, hashes = hash_blocks(conversation[again], prompts[again], SessionsConfig())
+    return replace(
+        drawn, prompt_tokens=prompts[again], output_tokens=answers, prefix_offsets=offsets, prefix_hashes=hashes
+    )
 
 
 def predict(server: Server) -> Scored:

@@ -7,13 +7,13 @@ from typing import Any
 from gnomon.core import units
 from gnomon.report.blocks import Block, Table
 from gnomon.serving.results.intervals import Interval, Intervals
+from gnomon.timing.breakdown import NINE_OF_TEN
 
 CAPTION = "90 % intervals: the timing source's error, a calibration's, and other requests of the same kind."
 WIDTH_OF = ("latency.tpot_s.mean", "latency.e2e_s.mean")
 """The figure whose width is explained; the second where there is no first."""
 WIDE = 0.1
 """Half a width (of the logarithm) from which it is explained."""
-Z_95 = 1.645
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tbt_s": "TBT", "e2e_s": "E2E"}
 
 
@@ -64,7 +64,7 @@ def width_words(found: Intervals, spread: float) -> str:
     of = next((found[place] for place in WIDTH_OF if place in found), None)
     if of is None or not of.value or (half := math.log(of.high / of.value)) < WIDE:
         return ""
-    alone = Z_95 * spread
+    alone = NINE_OF_TEN * spread
     if alone**2 > 0.5 * half**2:
         return (
             f"Most of the width is what the timing source may be off by on a whole server: ±{alone:.0%} in nine of ten "

@@ -200,11 +200,10 @@ def timing_words(summary: Summary) -> str:
     """What may be wrong about the iteration times, in one sentence."""
     if not summary.timing_error:
         return "as given"
-    kernels = f"each kernel within {summary.timing_error:.0%} in the median, a whole server as the intervals say"
     others = [f"{name} {share:.2f}" for name, share in summary.timing_sources.items()]
     beside = f"; by other sources, times as long: {', '.join(others)}" if others else ""
     host = "host time included" if summary.has_host_time else "kernels only: no host time"
-    return f"{kernels}; {host}{beside}"
+    return f"iterations of a server within ±{summary.timing_error:.0%} in nine of ten cases; {host}{beside}"
 
 
 def adapter_words(adapters: AdapterFigures) -> str:

@@ -78,8 +78,6 @@ def _estimates(run: Run) -> list[tuple[int, Estimate, list[tuple[Batch, int]]]]:
 class Judgement:
     """What the timing sources say of a run."""
 
-    error: float
-    """Relative error to expect of the kernels' times, by the operators that the run spent its time in."""
     warnings: list[str]
     """Where a source that claims to be more exact contradicts the one in use."""
     notes: list[str]
@@ -91,8 +89,6 @@ class Judgement:
 def judged(run: Run) -> Judgement:
     """Ask the source in use, and the others at hand, about the iterations of a run."""
     each = _estimates(run)
-    seconds = sum(used.seconds for _, used, _ in each)
-    error = sum(used.error * used.seconds for _, used, _ in each) / seconds if seconds else 0.0
     warnings: dict[str, None] = {}
     notes: dict[str, None] = {}
     others: dict[str, float] = {}
@@ -107,4 +103,4 @@ def judged(run: Run) -> Judgement:
             others[name] = others.get(name, 0.0) + other.seconds / used.seconds / len(each)
             if used.contradicts(other):
                 (warnings if other.error < used.error else notes)[in_words(used, other)] = None
-    return Judgement(error, list(warnings), list(notes), others)
+    return Judgement(list(warnings), list(notes), others)

@@ -130,7 +130,7 @@ class Summary:
     adapters: AdapterFigures | None
     """What became of LoRA adapters; None where no request asks for one."""
     timing_error: float
-    """Relative error to expect of the kernels' times, as their source states it; 0 where it was not asked."""
+    """How far a server's iterations are from these in nine of ten cases, relative; 0 where it was not asked."""
     has_host_time: bool
     """Whether the time of the engine's own code between kernels is part of the iterations."""
     timing_sources: dict[str, float] = field(default_factory=dict)
