@@ -214,8 +214,9 @@ def test_the_file_is_read_back_and_the_scenario_wins(tmp_path: Path, cli) -> Non
     assert chosen.timing.host.decode.asynchronous is False
     own = scenario(tmp_path / "server.yaml", calibration=str(out), **{"timing.host.decode.per_iteration_s": 0.5})
     assert own.timing.host is not None and own.timing.host.decode.per_iteration_s == 0.5
-    slower = simulate(chosen).summary.latency.tpot_s.mean
-    assert slower > simulate(tmp_path / "server.yaml").summary.latency.tpot_s.mean
+    summary = simulate(chosen).summary
+    assert summary.timing_error == pytest.approx(1.645 * read.error)
+    assert summary.latency.tpot_s.mean > simulate(tmp_path / "server.yaml").summary.latency.tpot_s.mean
     data = json.loads(cli("calibrate", *files, "--scenario", str(tmp_path / "server.yaml"), "--json").stdout)
     assert data["format"] == "gnomon-calibration" and len(data["loads"]) == 2
 

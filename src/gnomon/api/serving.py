@@ -130,6 +130,7 @@ class Simulation(Result):
     @cached_property
     def summary(self) -> Summary:
         """Every figure, as plain data, and where another timing source contradicts the one in use."""
+        from gnomon.serving.results.intervals import iteration_spread
         from gnomon.serving.results.mean_iteration import judged
         from gnomon.serving.results.metrics import summarize
         from gnomon.timing.breakdown import NINE_OF_TEN
@@ -140,9 +141,7 @@ class Simulation(Result):
         said = judged(self.run)
         found.warnings.extend(said.warnings)
         found.notes.extend(said.notes)
-        calibration = self.scenario.calibration
-        spread = calibration.error if calibration else self.run.spread
-        return replace(found, timing_error=NINE_OF_TEN * spread, timing_sources=said.sources)
+        return replace(found, timing_error=NINE_OF_TEN * iteration_spread(self.run), timing_sources=said.sources)
 
     @cached_property
     def headroom(self) -> Headroom:

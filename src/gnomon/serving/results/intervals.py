@@ -115,12 +115,17 @@ def _first_token_errors(done: Run, summary: Summary) -> dict[str, float]:
     return {f"latency.{name}.{statistic}": part for name, part in parts.items() for statistic in STATISTICS}
 
 
+def iteration_spread(done: Run) -> float:
+    """Standard deviation to expect of a server's iterations: what its calibration leaves, else the timing source's."""
+    path = done.scenario.calibration
+    return read_calibration(path).error if path else done.spread
+
+
 def perturbed(done: Run, *, redraw: bool = True, count: int = NUM_RUNS) -> Iterator[Run]:
     """A run's scenario `count` times, each time with everything uncertain moved."""
     scenario = done.scenario
     known = read_calibration(scenario.calibration) if scenario.calibration else None
-    spread = done.spread if known is None else known.error
-    for number, moved in enumerate(draws(scenario, known, spread, count)):
+    for number, moved in enumerate(draws(scenario, known, iteration_spread(done), count)):
         seed = scenario.seed + 1 + number
         requests = generate(scenario.workload, seed) if redraw else done.requests
         yield run(moved.chosen(seed), requests=requests, adjust=moved)
