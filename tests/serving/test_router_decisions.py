@@ -451,7 +451,7 @@ def speeds_of(router_memory: Any, r: int) -> Any:
 
 def test_gateway_fits_the_speeds_of_a_replica_to_what_it_did() -> None:
     """Iterations of 20 ms + 0.1 ms a prompt token + 0.3 ms a decode, read 400 times at random loads."""
-    memory, random = np.zeros(2 * gateway._PER_REPLICA + 8), np.random.default_rng(0)
+    memory, random = np.zeros(2 * gateway._PER_REPLICA + 10), np.random.default_rng(0)
     memory[gateway._SPEEDS : gateway._SPEEDS + 4] = gateway._AT_FIRST
     usual = 2 * gateway._PER_REPLICA + gateway._USUAL
     memory[usual : usual + 4], memory[gateway._FACTOR] = gateway._AT_FIRST, 1.0
@@ -466,6 +466,30 @@ def test_gateway_fits_the_speeds_of_a_replica_to_what_it_did() -> None:
     for _ in range(10):
         fit(memory, 0, usual, 3 * (0.02 * 20 + 3e-4 * 400), 20, 0.0, 400.0, 0.0)
     assert memory[gateway._FACTOR] > 2.0, "three times slower is noticed within a few readings"
+
+
+def test_gateway_knows_how_late_the_slowest_hundredth_would_be() -> None:
+    """First tokens after 1 s but for two in a hundred after 5 s: the 99th percentile is with the latter. Prefills of
+    0.5 and 1.5 s alone: who finds one under way finds (0.25 + 2.25) / 2 / (2 x 1) = 0.625 s of it left in the mean."""
+    memory = np.zeros(gateway._PER_REPLICA + 10)
+    at = gateway._PER_REPLICA
+    learn, tail_s = plain(gateway._learn_tail), plain(gateway._tail_s)
+    assert tail_s(memory, at) == 0.0, "nothing is known at first"
+    for number in range(4000):
+        memory[at + gateway._COUNT] += 1.0
+        learn(memory, at, 5.0 if number % 50 == 49 else 1.0, 0.5 if number % 2 else 1.5)
+    assert memory[at + gateway._TAIL_S] == pytest.approx(5.0, rel=0.1)
+    assert tail_s(memory, at) - memory[at + gateway._TAIL_S] == pytest.approx(0.625, rel=0.01)
+
+
+@pytest.mark.parametrize(("late", "expected"), [(0.0, 0), (14.0, 1)])
+def test_gateway_sends_nobody_where_the_first_token_comes_late(late: float, expected: int) -> None:
+    """1 ms a token. X has a prompt of 2 s on replica 0; on replica 1 one decodes and three prompts of 0.5 s wait. At
+    0.25 s the next first token would come after 2.25 s on replica 0, and after 1.8 s on replica 1, where it holds up
+    more of the others."""
+    arrivals = [0.0, 0.01, 0.1, 0.15, 0.2, 0.25]
+    offered = requests_of(arrivals, [2000, 20, 500, 500, 500, 500], [200, 400, 10, 10, 10, 10])
+    assert sent_by("gateway", offered, late=late) == [0, 1, 1, 1, 1, expected]
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(-1.0, [0, 1, 2, 0, 1]), (1.0, [0, 0, 0, 0, 0])])

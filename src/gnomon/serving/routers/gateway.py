@@ -9,9 +9,14 @@ As `unselfish`, but without the simulator's tables and exact states. What is kno
   between two scrapes, and a factor beside them that follows a sudden change;
 - silence: where requests are and no token has come for `silence` times as long as could be, nothing more is sent.
 
-Patience is for what is new of a prompt: where most of it is cached, a request may wait as much longer. Beside the times
-of `unselfish` it counts what prompt tokens cost later: those who wait already (`later`), and the cached
-prefixes that must give way (`reuse`). `omniscient: 1` looks at tables and states instead.
+A first token that comes late costs more than its seconds: `late` times the fourth power of its time, in units of the
+time that the slowest hundredth would need were all work spread evenly. Short waits cost next to nothing, those beyond
+it very much, whatever the fleet and the load. How long that is, is known from all replicas together, wherever the work
+lies: from what is ahead on them, by their speeds. Its 99th percentile is followed from arrival to arrival, and what is
+left of a prefill that one finds under way is added. It counts for what is new of a prompt: where most of it is cached,
+a request may well wait. Beside that and the times of `unselfish` a request counts what its prompt costs later: those
+who wait already (`later`), and the cached prefixes that must give way (`reuse`). `omniscient: 1` looks at tables and
+states instead.
 """
 
 import math
@@ -32,7 +37,8 @@ _HEARD_S, _HEARD, _SENT_S, _SENT_AT_S = range(6, 10)
 _FACTOR, _SPEEDS, _SUMS, _PRODUCTS = 10, 11, 15, 19
 _PER_REPLICA = 35
 # And of the fleet, behind all of them.
-_COUNT, _SQUARED_FIRST, _FOUND, _MEAN_NEW, _USUAL = range(5)
+_COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW, _USUAL = range(7)
+_OF_FLEET = 2  # Numbers more per replica: the fleet's are ten, and eight come with any memory.
 
 _UNITS = (1.0, 1e-3, 1e-2, 1e-5)
 """Speeds are seconds per iteration, 1,000 prompt tokens, 100 decodes, and 100,000 tokens of context."""
@@ -41,7 +47,9 @@ _AT_FIRST = (0.01, 0.04, 0.004, 0.005)
 _FORGETTING, _QUICK, _BELIEF, _SWEEPS = 0.985, 0.15, 300.0, 4
 """What is kept of the sums from one reading to the next; weight of the newest in the factor; how many readings of one
 unit each the fleet's mean speeds are worth; rounds of the solver."""
-_SLOWEST, _LIVES = 1e-3, 4.0
+_LIVES = 4.0
+_TAIL, _PACE, _SETTLING = 0.99, 0.1, 20.0
+"""Share of the first tokens that come sooner than `_TAIL_S`; how fast that follows, and until which arrival faster."""
 _SHORTEST_SILENCE_S, _NEVER_S, _PRIME = 0.25, 1e9, 2_147_483_647
 
 
@@ -180,18 +188,40 @@ def _new_tokens(fleet: Fleet, r: int, request_id: int, loss: float) -> int:
     return max(1, fleet.cluster.requests[request_id].prompt_tokens - hits * replica.state.block_size)
 
 
+@inlined
+def _tail_s(memory: Any, of_fleet: int) -> float:
+    """When the slowest hundredth of the first tokens would come; 0 before the first one was foretold."""
+    if memory[of_fleet + _TAIL_S] == 0.0:
+        return 0.0
+    return memory[of_fleet + _TAIL_S] + memory[of_fleet + _ALONE_SQUARED] / (2.0 * memory[of_fleet + _ALONE_S])
+
+
+@inlined
+def _learn_tail(memory: Any, of_fleet: int, even_s: float, alone_s: float) -> None:
+    """Take in when a first token would come were all work spread evenly, and how long its prefill takes alone."""
+    count, tail_s = memory[of_fleet + _COUNT], memory[of_fleet + _TAIL_S]
+    if tail_s == 0.0:
+        memory[of_fleet + _TAIL_S] = even_s
+    else:
+        step = max(_PACE, _SETTLING / (_SETTLING + count))
+        memory[of_fleet + _TAIL_S] *= math.exp(step * (_TAIL if even_s > tail_s else _TAIL - 1.0))
+    weight = max(0.01, 1.0 / count)
+    memory[of_fleet + _ALONE_S] += weight * (alone_s - memory[of_fleet + _ALONE_S])
+    memory[of_fleet + _ALONE_SQUARED] += weight * (alone_s**2 - memory[of_fleet + _ALONE_SQUARED])
+
+
 @router(
     "gateway",
     options={
-        **ADDED_WEIGHTS, "later": 1.0, "reuse": 5.0, "patience": 2.5, "silence": 4.0, "scrape_s": 0.25, "kv_loss": 0.0,
-        "omniscient": 0.0,
+        **ADDED_WEIGHTS, "later": 1.0, "reuse": 5.0, "late": 14.0, "silence": 4.0,
+        "scrape_s": 0.25, "kv_loss": 0.0, "omniscient": 0.0,
     },
-    memory=_PER_REPLICA,
+    memory=_PER_REPLICA + _OF_FLEET,
     predicts=True,
 )  # fmt: skip
 def gateway(fleet: Fleet, request_id: int) -> int:
-    """Least added latency among the replicas that answer and where the request does not wait too long, else the soonest
-    first token; ties to the lowest id."""
+    """Least added latency among the replicas that answer, and among the others where none does; ties to the lowest
+    id."""
     weights, memory, replicas = fleet.parameters, fleet.memory, fleet.cluster.replicas
     request, of_fleet = fleet.cluster.requests[request_id], _PER_REPLICA * replicas.size
     now, prompt, omniscient = request.arrival_s, request.prompt_tokens, weights[10] > 0.0
@@ -202,11 +232,10 @@ def gateway(fleet: Fleet, request_id: int) -> int:
         _read(fleet, r, now, weights[8])
     mean = mean_output(fleet)
     output = max(1.0, expected_output(fleet, request_id, mean))
-    squared = memory[of_fleet + _SQUARED_FIRST]
-    limit = weights[6] * math.sqrt(squared) if weights[6] > 0.0 and squared > 0.0 else math.inf
-    count, foretold, most_found = fleet.candidates.size, 0.0, 0.0
-    best, least, soonest, sooner = fleet.candidates[0], math.inf, fleet.candidates[0], math.inf
-    for i in range(count):
+    tail_s = _tail_s(memory, of_fleet)
+    ahead_of_all, speeds, most_found = 0.0, 0.0, 0.0
+    chosen, least = fleet.candidates[0], math.inf
+    for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         state, known, mine = replicas[r], _known(fleet, r, now, weights[7], omniscient), _PER_REPLICA * r
         new = _new_tokens(fleet, r, request_id, weights[9])
@@ -235,16 +264,15 @@ def gateway(fleet: Fleet, request_id: int) -> int:
         cost += weights[3] * memory[mine + _SENT_S] / window * output * joined + weights[4] * own * known.waiting
         if state.tokens_computed > state.num_blocks * state.block_size:  # The cache is full.
             cost += weights[5] * memory[of_fleet + _FOUND] * own * (1.0 + known.waiting)
-        foretold += (wait + own) ** 2 / count
+        ahead_of_all += (wait + own) * new / own
+        speeds += new / own
+        if tail_s > 0.0:
+            cost += weights[6] * ((wait + own) / tail_s) ** 4 * tail_s * new / prompt
         if known.is_silent:
-            wait, cost = wait + _NEVER_S, cost + _NEVER_S
-        if wait * new <= limit * prompt and cost < least:
-            best, least = r, cost
-        if wait + own < sooner:
-            soonest, sooner = r, wait + own
-    chosen = best if least < math.inf else soonest
-    weight = max(_SLOWEST, 1.0 / memory[of_fleet + _COUNT])
-    memory[of_fleet + _SQUARED_FIRST] += weight * (foretold - squared)
+            cost += _NEVER_S
+        if cost < least:
+            chosen, least = r, cost
+    _learn_tail(memory, of_fleet, ahead_of_all / speeds, prompt * fleet.candidates.size / speeds)
     new = _new_tokens(fleet, chosen, request_id, weights[9])
     weight = max(0.01, 1.0 / memory[of_fleet + _COUNT])
     memory[of_fleet + _FOUND] += weight * (most_found - memory[of_fleet + _FOUND])
