@@ -14,6 +14,7 @@ from gnomon.api.serving import simulate
 from gnomon.catalog.power import clock_under_cap
 from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.core.streams import stream
 from gnomon.report.serving.fleet import fleet_frame
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, SAMPLES, STARTING, UP
@@ -106,6 +107,23 @@ def test_littles_law_holds_at_every_sample() -> None:
     there = (q.arrival_s[:, None] < at_s) & (q.finished_s[:, None] >= at_s)
     assert np.array_equal(counted, there.sum(axis=0))
     assert done.fleet.failures > 0 and counted.max() > 5
+
+
+def test_every_controller_meets_the_same_failures() -> None:
+    """Who is up when trouble comes to its place dies, whatever the controller does: the moments are the same ones."""
+    many = {"events": [], "stragglers": {}, "failures": {"mtbf_s": 3.0, "mttr_s": 1.0, "detect_s": 0.1}}
+    options = {"stabilization_s": 0.5, "running": 2}
+    others: dict[str, dict[str, Any]] = {
+        "fixed": {}, "queue_driven": {"options": options}, "schedule": {"steps": [[0, 5], [4, 2], [8, 4]]},
+    }  # fmt: skip
+    planned = set()
+    for i in range(5):
+        draws = stream(3, f"fleet, place {i}").exponential(1.0, 400).reshape(-1, 2) * (3.0, 1.0)
+        planned |= {(round(at_s, 9), i) for at_s in np.cumsum(draws[:, 0])}
+    for name, given in others.items():
+        record = trouble(3, **many, controller={"name": name, "interval_s": 0.5, **given}).fleet
+        assert record is not None and record.failures >= 3
+        assert {(round(at_s, 9), i) for at_s, i, state in record.changes if state == DOWN} <= planned, name
 
 
 def one_by_one(fleet: dict[str, Any], count: int = 4, replicas: int = 1, **changes: Any) -> Run:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
 from gnomon.serving.autoscaling.evacuation import cut_link, freeze
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
@@ -24,7 +25,7 @@ class Lives:
     replicas: Replicas
     traffic: Traffic
     agenda: Agenda
-    random: np.random.Generator
+    seed: int
     cold_start_s: list[float]
     """[pool]: seconds from the start of a replica until it takes requests."""
     has_room: Callable[[int, float], None]
@@ -35,11 +36,14 @@ class Lives:
 
     def __post_init__(self) -> None:
         self.link_bytes_s = self.traffic.env.transfers.links.capacity.copy()
+        self.draws = [stream(self.seed, f"fleet, place {i}") for i in range(len(self.replicas.members))]
         for i, state in enumerate(self.replicas.state):
-            if state == UP:
-                self._plan_trouble(i, 0.0)
-            else:
+            if state != UP:
                 freeze(self.traffic.cluster, self.replicas.members[i].ranks)
+            if self.config.failures.mtbf_s is not None:
+                self._fail_later(i, 0.0)
+            if self.config.stragglers.mean_s is not None:
+                self._falter_later(i, 0.0)
         for one in self.config.events:
             self.agenda.at(one.at_s, self._given(one.what, one.replica, one.factor))
 
@@ -60,7 +64,6 @@ class Lives:
         if self.traffic.has_roles:
             self.traffic.env.transfers.links.capacity[here] = self.link_bytes_s[here]
         self.replicas.change(now_s, i, UP)
-        self._plan_trouble(i, now_s)
 
     def drain(self, i: int, now_s: float) -> None:
         """Let a replica finish what it has and leave; one that is starting leaves at once."""
@@ -84,8 +87,9 @@ class Lives:
                 self.replicas.change(min(max(self.replicas.since[i], ended), now_s), i, OFF)
                 freeze(cluster, ranks)
 
-    def fail(self, i: int, now_s: float) -> None:
-        """A replica dies. It is noticed after a while; until then requests go on being sent there."""
+    def fail(self, i: int, now_s: float, repair_s: float | None = None) -> None:
+        """A replica dies, and is repaired after `repair_s` if given. It is noticed after a while; until then requests
+        go on being sent there."""
         state, failures = int(self.replicas.state[i]), self.config.failures
         if state in (OFF, DOWN):
             return
@@ -99,8 +103,7 @@ class Lives:
         if state == UP:
             self.replicas.dead.add(i)
         self.agenda.at(now_s + failures.detect_s, self.agenda.in_life(i, self._noticed))
-        if failures.mtbf_s is not None:
-            repair_s = float(self.random.exponential(failures.mttr_s))
+        if repair_s is not None:
             self.agenda.at(now_s + failures.detect_s + repair_s, self.agenda.in_life(i, self.repair))
 
     def _check_progress(self, now_s: float) -> None:
@@ -141,31 +144,39 @@ class Lives:
             raise ConfigError(
                 f"there is no replica {i}.", where="fleet.events", fix=f"Use 0 to {len(self.replicas.members) - 1}."
             )
+        failures = self.config.failures
+        repair_s = None if failures.mtbf_s is None else float(self.draws[i].exponential(failures.mttr_s))
         acts: dict[str, Callable[[float], None]] = {
             "start": lambda now_s: self.start(i, now_s), "drain": lambda now_s: self.drain(i, now_s),
-            "fail": lambda now_s: self.fail(i, now_s), "repair": lambda now_s: self.repair(i, now_s),
+            "fail": lambda now_s: self.fail(i, now_s, repair_s), "repair": lambda now_s: self.repair(i, now_s),
             "slow": lambda now_s: self.slow(i, factor),
         }  # fmt: skip
         return acts[what]
 
-    # Trouble at random.
+    # Trouble at random. It comes to a place, whoever is there: so every controller meets the same.
 
-    def _plan_trouble(self, i: int, now_s: float) -> None:
-        failures, stragglers = self.config.failures, self.config.stragglers
-        if failures.mtbf_s is not None:
-            self._soon(failures.mtbf_s, i, now_s, self.fail)
-        if stragglers.mean_s is not None:
-            self._soon(stragglers.mean_s, i, now_s, self._falter)
+    def _fail_later(self, i: int, after_s: float) -> None:
+        failures, random = self.config.failures, self.draws[i]
+        assert failures.mtbf_s is not None
+        at_s = after_s + float(random.exponential(failures.mtbf_s))
+        repair_s = float(random.exponential(failures.mttr_s))
 
-    def _soon(self, mean_s: float, i: int, now_s: float, what: Callable[[int, float], None]) -> None:
-        """After a time that is drawn from an exponential distribution."""
-        self.agenda.at(now_s + float(self.random.exponential(mean_s)), self.agenda.in_life(i, what))
+        def happen(now_s: float) -> None:
+            if self.replicas.state[i] in (UP, DRAINING):
+                self.fail(i, now_s, repair_s)
+            self._fail_later(i, now_s)
 
-    def _falter(self, i: int, now_s: float) -> None:
-        self.slow(i, self.config.stragglers.factor)
-        self._soon(self.config.stragglers.duration_s, i, now_s, self._pick_up)
+        self.agenda.at(at_s, happen)
 
-    def _pick_up(self, i: int, now_s: float) -> None:
-        self.slow(i, 1.0)
-        assert self.config.stragglers.mean_s is not None
-        self._soon(self.config.stragglers.mean_s, i, now_s, self._falter)
+    def _falter_later(self, i: int, after_s: float) -> None:
+        stragglers, random = self.config.stragglers, self.draws[i]
+        assert stragglers.mean_s is not None
+        begin_s = after_s + float(random.exponential(stragglers.mean_s))
+        end_s = begin_s + float(random.exponential(stragglers.duration_s))
+
+        def recover(now_s: float) -> None:
+            self.slow(i, 1.0)
+            self._falter_later(i, now_s)
+
+        self.agenda.at(begin_s, lambda _: self.slow(i, stragglers.factor))
+        self.agenda.at(end_s, recover)

@@ -9,7 +9,6 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.core.streams import stream
 from gnomon.core.user_files import is_own, own_error, place_of, plain
 from gnomon.serving.autoscaling.controllers import ControllerSpec, View
 from gnomon.serving.autoscaling.events import Agenda
@@ -49,7 +48,7 @@ class Manager:
             self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo
         )
         self.lives = Lives(
-            self.config, self.replicas, self.traffic, self.agenda, stream(self.seed, "fleet"),
+            self.config, self.replicas, self.traffic, self.agenda, self.seed,
             [pool.cold_start_s for pool in self.pools], self._reconcile,
         )  # fmt: skip
         self.traffic.admit(0.0)
