@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "posttrain" / "elastic.yaml"
+EXAMPLES = Path(__file__).parent.parent / "examples" / "posttrain"
+ASYNCHRONOUS_STEPS = 100
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
     from gnomon.posttrain.simulator.record import RunRecord
     from gnomon.posttrain.simulator.simulate import run
 
-    config = load(Posttrain, EXAMPLE)
+    config = load(Posttrain, EXAMPLES / "elastic.yaml")
 
     def timed(policy: str) -> tuple[float, RunRecord]:
         """CPU seconds, the best of three."""
@@ -39,6 +40,12 @@ def main() -> None:
     )
     print(f"posttrain: elastic takes {elastic_cpu_s / static_cpu_s:.2f} times the CPU time of the static placement")
     print(f"posttrain: elastic shortens the step by {1 - elastic.step_s / static.step_s:.0%} on this long tail")
+    ahead = load(Posttrain, EXAMPLES / "async.yaml")
+    run(ahead.model_copy(update={"num_steps": 2}))  # Bakes its tables.
+    start = time.process_time()
+    run(ahead.model_copy(update={"num_steps": ASYNCHRONOUS_STEPS}))
+    cpu_s, count = time.process_time() - start, ahead.algorithm.num_sequences
+    print(f"posttrain: {ASYNCHRONOUS_STEPS} asynchronous steps of {count:,} sequences take {cpu_s:.1f} CPU s")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,15 @@ def test_a_plan_names_mode_split_and_flags(cli: CommandLine) -> None:
     assert {row["lag"] for row in synchronous} == {0}
 
 
+def test_a_saved_configuration_gives_the_same_run(cli: CommandLine, tmp_path: Path) -> None:
+    """With a preset's host time of which one field is changed: what is not given stays the preset's."""
+    flags = ("--rollout.preset", "vllm", "--rollout.host.launch-in-graphs", "true", "--num-steps", "1")
+    first = json.loads(cli("posttrain", "run", SMALL, *flags, "--out", str(tmp_path), "--json").stdout)
+    again = json.loads(cli("posttrain", "run", str(tmp_path / "config.yaml"), "--json").output)
+    plain = json.loads(cli("posttrain", "run", SMALL, "--rollout.preset", "vllm", "--num-steps", "1", "--json").output)
+    assert first["step_s"] == again["step_s"] > 1.05 * plain["step_s"]
+
+
 def test_calibrate(cli: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "calibrated.yaml"
     found = cli("posttrain", "calibrate", SMALL, "--actor-s", "30", "--num-steps", "1", "--out", str(file), "--json")
@@ -63,6 +72,7 @@ VERL = (
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=32 "
     "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=30720 "
     "actor_rollout_ref.rollout.n=16 actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
+    "actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=61440 "
     "algorithm.adv_estimator=grpo trainer.nnodes=2 trainer.n_gpus_per_node=8 rollout.nnodes=2 "
     "rollout.n_gpus_per_node=8 async_training.require_batches=4 async_training.trigger_parameter_sync_step=4 "
     "async_training.staleness_threshold=0.5 async_training.partial_rollout=True trainer.logger=console"
@@ -76,7 +86,9 @@ def test_a_verl_command_is_a_set_up_and_back(cli: CommandLine, tmp_path: Path) -
     assert (a.rollout_batch_size, a.n_minibatches, a.fetch_minibatches, a.group_size) == (512, 16, 4, 16)
     assert (a.mode, a.staleness, a.interrupt, a.critic, a.actor_passes) == ("async", 0.5, True, False, 0)
     assert (config.actor.framework, config.actor.context_parallel, config.actor.max_tokens) == ("fsdp", 4, 122_880)
+    assert config.actor.pass_tokens == 245_760 and config.rollout.host.launch_in_graphs
     assert config.cluster.component_placement.rollout == "16-31" and config.cluster.num_gpus == 32
+    assert a.in_flight == 64  # 16 for each of four engines.
     assert list(without) == ["trainer.logger"] and config.lengths.mean == 7168
     flags = verl_flags(config)
     assert read_verl(" ".join(flags))[0].model_dump(exclude={"lengths"}) == config.model_dump(exclude={"lengths"})

@@ -115,6 +115,21 @@ def test_costs_follow_the_work() -> None:
     assert balanced.train_at_once(uneven, 2)[0] < 0.65 * costs.train_at_once(uneven, 2)[0]
 
 
+def test_forward_passes_alone_have_micro_batches_of_their_own() -> None:
+    """Twelve sequences of 1,000 in packs of 2,000 are six micro-batches; in packs of 6,000 two, which launch less."""
+    tokens = np.full(12, 1000)
+    packed = {"efficiency": 0.2, "max_tokens": 2000}
+    alone, narrow, wide = (
+        Costs(small((1, 7, 0), algorithm={"actor_passes": passes}, actor=packed | more)).train_s(tokens)
+        for passes, more in ((0, {}), (1, {}), (1, {"pass_tokens": 6000}))
+    )
+    grid = Costs(small((1, 7, 0)))._train
+    attention = float(grid.attention_s(tokens, 1, 0).sum())
+    for took, count, size in ((narrow, 6, 2000.0), (wide, 2, 6000.0)):
+        assert took - alone == pytest.approx((count * grid.base_s(size, 1, 0) + attention) / 0.2)
+    assert wide < narrow
+
+
 def test_a_sequence_that_can_never_fit_is_refused_up_front() -> None:
     config = small(model="qwen2.5-32b", lengths={"max_response": 200_000})
     with pytest.raises(ConfigError, match="KV cache of an instance holds"):

@@ -110,8 +110,7 @@ class PipelineStep(Result):
         return SweepTable({}, [cell_texts(cell) for cell in cells], totals)
 
     def save(self, folder: str | Path, **look: Any) -> Path:
-        """Write step.html, step.perfetto.json, step.csv, step.json, and step.png where matplotlib is installed; `look`
-        as for `drawn`."""
+        """Write step.html, step.perfetto.json, step.csv, step.json and step.png; `look` as for `drawn`."""
         from gnomon.report.pipeline.files import write_step
 
         with folder_written_whole(folder, ("step.*",)) as temporary:
@@ -201,13 +200,6 @@ def draw_heat_maps(
         if on_progress:
             on_progress(len(files), len(tables))
     return files
-
-
-def require_pictures() -> None:
-    """Raise where PNG files cannot be drawn, before work is spent on what they show."""
-    from gnomon.report.pipeline.files import require_matplotlib
-
-    require_matplotlib()
 
 
 def schedules() -> list[dict[str, Any]]:

@@ -263,7 +263,6 @@ def sweep_and_plot(out: str, **given: Any) -> None:
     Example:
       gnomon pipeline all -c examples/pipeline/sweep.json --priority-step 0.1
     """
-    api.require_pictures()
     name = _stamped(given["config_path"])
     path = Path(out) / "data" / f"{name}.csv"
     _run_sweep(given, path)

@@ -1,5 +1,6 @@
 """A post-training set-up as options of verl and RLinf, and verl's options as a set-up."""
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ SAME = {
     f"{ROLLOUT}.gpu_memory_utilization": "rollout.memory_utilization",
     f"{ROLLOUT}.max_num_seqs": "rollout.max_running_requests",
     f"{ROLLOUT}.quantization": "rollout.dtype",
+    f"{ROLLOUT}.enforce_eager": "rollout.host.launch_in_graphs",
     f"{ACTOR}.ulysses_sequence_parallel_size": "actor.context_parallel",
     f"{ACTOR}.megatron.tensor_model_parallel_size": "actor.tensor_parallel",
     f"{ACTOR}.megatron.pipeline_model_parallel_size": "actor.pipeline_parallel",
@@ -51,6 +53,8 @@ DEFAULTS: dict[str, Any] = {
     "data.max_response_length": 512, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
 }  # fmt: skip
 """What verl takes where nothing is said (its ppo_trainer.yaml)."""
+PROMPTS_PER_SERVER = 16
+"""Generated at once by each engine of the fully asynchronous trainer (max_concurrent_samples of its rollouter)."""
 MEAN_SHARE = 0.25
 """Mean response over the longest, which no option says."""
 
@@ -95,7 +99,10 @@ def _finish(values: dict[str, Any], given: dict[str, Any]) -> None:
     if f"{MODEL}.enable_gradient_checkpointing" in given:
         actor["recompute"] = float(given[f"{MODEL}.enable_gradient_checkpointing"])
     if given.get(f"{ACTOR}.use_dynamic_bsz"):
-        actor["max_tokens"] = given[f"{ACTOR}.ppo_max_token_len_per_gpu"] * actor.get("context_parallel", 1)
+        copies = actor.get("context_parallel", 1)
+        actor["max_tokens"] = given[f"{ACTOR}.ppo_max_token_len_per_gpu"] * copies
+        if f"{ROLLOUT}.log_prob_max_token_len_per_gpu" in given:
+            actor["pass_tokens"] = given[f"{ROLLOUT}.log_prob_max_token_len_per_gpu"] * copies
     if given.get(f"{ROLLOUT}.expert_parallel_size", 1) > 1:
         values["rollout"]["expert_parallel"] = True
     lengths = values.setdefault("lengths", {})
@@ -117,6 +124,8 @@ def _place(values: dict[str, Any], given: dict[str, Any]) -> None:
     values["cluster"] = {
         "num_nodes": (trainer + rollout) // per_node, "gpus_per_node": per_node, "component_placement": placement,
     }  # fmt: skip
+    degrees = (values["rollout"].get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "data"))
+    values["algorithm"]["in_flight"] = max(1, PROMPTS_PER_SERVER * rollout // math.prod(degrees))
 
 
 def _put(values: dict[str, Any], dotted: str, value: Any) -> None:
@@ -194,9 +203,13 @@ def verl_flags(config: Posttrain) -> list[str]:
             f"{ROLLOUT}.data_parallel_size": config.rollout.data_parallel,
             f"{ROLLOUT}.expert_parallel_size": ranks if config.rollout.expert_parallel else 1,
         }
+    if config.rollout.host.launch_in_graphs is not None:
+        flags[f"{ROLLOUT}.enforce_eager"] = config.rollout.host.launch_in_graphs
     if actor.max_tokens:
         each = actor.max_tokens // actor.context_parallel
         flags |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": each}
+        if actor.pass_tokens:
+            flags[f"{ROLLOUT}.log_prob_max_token_len_per_gpu"] = actor.pass_tokens // actor.context_parallel
     if sizes.is_shared:
         flags |= {"data.train_batch_size": a.rollout_batch_size, "trainer.nnodes": config.cluster.num_nodes}
         flags |= {"trainer.n_gpus_per_node": config.cluster.gpus_per_node}

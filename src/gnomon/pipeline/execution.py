@@ -58,7 +58,7 @@ def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = N
     With `wrap_for` = p, a result that goes from the last rank back to the first one is waited for only by
     micro-batches that are multiples of p: the convention of the published interleaved figures, not a real schedule.
     """
-    return _StepGraph(schedule, costs, wrap_for).build()
+    return StepGraph(schedule, costs, wrap_for).build()
 
 
 def links_of(schedule: Schedule) -> list[tuple[int, int]]:
@@ -80,10 +80,10 @@ def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
             raise ConfigError(f"nothing is sent over a link {name!r}.", fix=fix)
 
 
-class _StepGraph:
+class StepGraph:
     """Turns one schedule into a graph: passes in their order, transfers between ranks, gradient synchronisation."""
 
-    def __init__(self, schedule: Schedule, costs: StepCosts, wrap_for: int | None) -> None:
+    def __init__(self, schedule: Schedule, costs: StepCosts, wrap_for: int | None = None) -> None:
         self.schedule, self.costs, self.wrap_for = schedule, costs, wrap_for
         self.num_stages = schedule.num_stages
         names = ("forward", "input_grad", "weight_grad", "send", "sync", "gather")
@@ -113,14 +113,14 @@ class _StepGraph:
         """The last gathering or synchronisation of a rank that has links of their own."""
 
     def build(self) -> tuple[TaskGraph, list[Label]]:
+        """The tasks, and what they are."""
         tasks: list[tuple[Action, int]] = []
         for rank, actions in enumerate(self.schedule.ranks):
             ends = self._ends(rank)
             mine = [
                 (action, self._pass(rank, at, action, ends)) for at, action in enumerate(actions) if action.computes
             ]
-            for (_, before), (_, after) in pairwise(mine):
-                self.builder.after(after[0], before[-1])
+            self.keep_order([pieces for _, pieces in mine])
             self._gather(rank, mine)
             tasks += [(action, pieces[0]) for action, pieces in mine]
         for action, task in tasks:
@@ -134,6 +134,11 @@ class _StepGraph:
                 if self.times["sync"][stage] > 0.0:
                     self._synchronise(rank, stage)
         return self.builder.build(), self.builder.labels
+
+    def keep_order(self, passes: list[list[int]]) -> None:
+        """Let a rank's passes (tasks of their pieces) follow one another."""
+        for before, after in pairwise(passes):
+            self.builder.after(after[0], before[-1])
 
     def _ends(self, rank: int) -> set[tuple[str, int, int]]:
         """Passes of a rank that are cut into pieces: those that wait for weights or whose gradients are sent."""

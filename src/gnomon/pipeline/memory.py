@@ -37,7 +37,7 @@ def activations(run: Run, *, per_stage: Floats | None = None, weight_grad_memory
                 size = 1.0 if per_stage is None else float(per_stage[part.stage])
                 at = start if part.kind in ("forward", "overlap") else end
                 changes.append((at, label.share * size * _change(part, weight_grad_memory)))
-        curves.append(_curve(changes))
+        curves.append(curve_of(changes))
     return curves
 
 
@@ -59,7 +59,8 @@ def _change(label: Label, weight_grad_memory: float) -> float:
     return changes[label.kind]
 
 
-def _curve(changes: list[tuple[float, float]]) -> Curve:
-    changes.sort()  # At one instant what is released comes before what is taken.
-    times = np.array([0.0] + [at for at, _ in changes])
-    return Curve(times, np.cumsum([0.0] + [change for _, change in changes]))
+def curve_of(changes: list[tuple[float, float]]) -> Curve:
+    """The sum of changes (moment, amount) from 0 on; those of one moment are one step."""
+    times, steps = np.unique([0.0, *(at for at, _ in changes)], return_inverse=True)
+    sums = np.bincount(steps, weights=[0.0, *(change for _, change in changes)])
+    return Curve(times, np.clip(np.round(np.cumsum(sums), 9), 0.0, None))

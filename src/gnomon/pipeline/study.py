@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -14,9 +13,9 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import MAX_LENGTH, TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
-from gnomon.pipeline.execution import step_graph
-from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, TaskGraph
-from gnomon.pipeline.graph import GraphBuilder, Label
+from gnomon.pipeline.execution import StepGraph, step_graph
+from gnomon.pipeline.fluid import TaskGraph
+from gnomon.pipeline.graph import Label
 from gnomon.pipeline.run import Run, run_graph
 from gnomon.pipeline.zoo import Plan, check_passes, make
 
@@ -143,59 +142,26 @@ def study_plan(study: Study, plan: Plan, weight_grad_len: float | None = None, l
     )
 
 
+class _Greedy(StepGraph):
+    """1F1B whose ranks take whatever is ready: the lowest forward, else the lowest backward."""
+
+    def keep_order(self, passes: list[list[int]]) -> None:
+        """Forwards are held back by p in flight, and by one at the last stage; nothing else is."""
+        forwards, backwards = np.array(passes)[:, 0].reshape(2, -1).tolist()
+        stages, stage = self.num_stages, self.builder.labels[forwards[0]].stage
+        if stage == 0:
+            for i, task in enumerate(forwards[1:], start=1):
+                self.builder.after(task, forwards[i - 1] if i < stages else backwards[i - stages])
+        if stage == stages - 1 > 0:
+            for before, after in zip(backwards, forwards[1:], strict=False):
+                self.builder.after(after, before)
+
+
 @lru_cache(maxsize=64)
 def _greedy_structure(n: int, stages: int, sync_freq: int, ideal: bool) -> tuple[TaskGraph, list[Label], Floats]:
     """The graph without lengths, and per task how many of each length of `KINDS` it takes."""
-    b = GraphBuilder()
-    fwd = [[b.compute(Label("forward", i, j), j, 1.0, i) for j in range(stages)] for i in range(n)]
-    bwd = [[b.compute(Label("backward", i, j), j, 1.0, n + i) for j in range(stages)] for i in range(n)]
-
-    def send(kind: int, i: int, sender: int, receiver: int) -> int:
-        label = Label(TRANSFERS[kind], i, sender)
-        if ideal:
-            return b.free(label, sender, 1.0, kind, receiver)
-        return b.transfer(label, sender, receiver, kind, 1.0, i * len(TRANSFERS) + kind)
-
-    for i in range(n):
-        for j in range(stages):
-            b.after(bwd[i][j], fwd[i][j])
-            if j < stages - 1:
-                prop = send(FWD_PROP, i, j, j + 1)
-                b.after(prop, fwd[i][j])
-                b.after(fwd[i][j + 1], prop)
-            if j > 0:
-                prop = send(GRAD_PROP, i, j, j - 1)
-                b.after(prop, bwd[i][j])
-                b.after(bwd[i][j - 1], prop)
-    gradients: dict[int, int] = {}
-    for j in range(stages):
-        gradients |= _sync_gradients(b, n, j, sync_freq, bwd, send)
-    # What holds forwards back where ranks are free to choose: p in flight, and one at the last stage.
-    for i in range(1, n):
-        b.after(fwd[i][0], fwd[i - 1][0] if i < stages else bwd[i - stages][0])
-        if stages > 1:
-            b.after(fwd[i][-1], bwd[i - 1][-1])
-    units = np.zeros((len(b.labels), len(KINDS)))
-    for task, label in enumerate(b.labels):
-        units[task, KINDS.index(label.kind)] = gradients.get(task, 1)
-    return b.build(), b.labels, units
-
-
-def _sync_gradients(
-    b: GraphBuilder, n: int, stage: int, sync_freq: int, bwd: list[list[int]], send: Callable[[int, int, int, int], int]
-) -> dict[int, int]:
-    """Add the grad_syncs of one stage: each waits for the one before, but a leftover one does not."""
-    gradients: dict[int, int] = {}
-    previous = None
-    for i in range(sync_freq - 1, n, sync_freq):
-        sync = send(GRAD_SYNC, i, stage, -1)
-        gradients[sync] = sync_freq
-        b.after(sync, bwd[i][stage])
-        if previous is not None:
-            b.after(sync, previous)
-        previous = sync
-    if n % sync_freq:
-        sync = send(GRAD_SYNC, n - 1, stage, -1)
-        gradients[sync] = n % sync_freq
-        b.after(sync, bwd[n - 1][stage])
-    return gradients
+    ones = StepCosts(input_grad=0.5, weight_grad=0.5, send=1.0, sync=1.0, sync_freq=sync_freq, contention=not ideal)
+    graph, labels = _Greedy(make("gpipe", Plan(stages, n)), ones).build()
+    units = np.zeros((len(labels), len(KINDS)))
+    units[np.arange(len(labels)), [KINDS.index(label.kind) for label in labels]] = graph.tasks.work
+    return graph, labels, units

@@ -91,6 +91,8 @@ class Constants(Config):
     """Launching the adapters of one product in forward, by framework; backward twice that."""
     start_s: dict[str, float]
     """Before the first kernel of a step, by framework: masks, positions, Python."""
+    launch_factor: dict[str, float]
+    """Launching kernels one by one over that of a DGX H100's host, by device; `any` for those that are not named."""
     launch_layer_s: float
     """Launching a layer's kernels in forward without CUDA graphs (megatron); backward twice that."""
     layer_s: dict[str, float]
@@ -118,6 +120,10 @@ class Constants(Config):
     def host_link(self, device: str) -> float:
         """Bytes per second between a GPU and its host."""
         return self.host_bandwidth.get(device, self.host_bandwidth["any"])
+
+    def launching(self, device: str) -> float:
+        """How many times as long a device's host takes to launch a kernel."""
+        return self.launch_factor.get(device, self.launch_factor["any"])
 
     def rates(self, device: str) -> Rates:
         """Of a device."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gnomon.convert.rl_commands import PROMPTS_PER_SERVER
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.core.text import own_yaml
@@ -96,11 +97,11 @@ def verl_configuration(run: VerlRun, mean: float, seed: int, steps: int) -> Post
         placement = {"actor": f"0-{run.trainer - 1}", "rollout": f"{run.trainer}-{total - 1}"}
         algorithm = {"fetch_minibatches": run.fetch, "recompute_logprobs": False}
         algorithm |= {"mode": "async" if run.staleness else "sync", "staleness": run.staleness}
+        algorithm["in_flight"] = PROMPTS_PER_SERVER * run.rollout // given["base"]["rollout"]["tensor_parallel"]
     sharded = {"shard_gpus": 8 if run.rollout else 2} if "framework" in setup["actor"] else {}
     own = {
         "cluster": {"num_nodes": total // 8, "component_placement": placement},
         "algorithm": algorithm,
-        "rollout": {"host": {"launch_per_layer_s": constants["launch_per_layer_s"]}},
         "actor": sharded | {"offload": not run.rollout},
         "inference": sharded,
         "lengths": {"mean": mean, "shape": constants["shape"]},
@@ -201,15 +202,15 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
         "actor": {
             "tensor_parallel": tensor, "context_parallel": context, "expert_parallel": experts,
             "pipeline_parallel": stages, "max_tokens": longest, "deal": "sequences", "precision": dtype,
-            "recompute": chosen["recompute"], "offload": not off, "release": constants["release"],
-            "efficiency": constants["efficiency"],
+            "recompute": chosen["recompute"], "offload": not off, "release": chosen["release"],
+            "pass_tokens": longest * chosen["logprobs"], "efficiency": constants["efficiency"],
         },
         "lengths": {
             "mean": mean - prompt, "shape": constants["shape"], "prompt_mean": prompt, "max_prompt": 4 * prompt,
             "max_response": longest - prompt,
         },
         "environment": {"turns": 50, "tool_s": 2.0} if kind == "SWE" else {},
-        "transitions": {"sync": "broadcast" if off else "shared_memory"},
+        "transitions": {"sync": "broadcast" if off else "shared_memory", "dispatch_s": constants["dispatch_s"]},
         "num_steps": 8,
     }  # fmt: skip
     name = f"{kind} {model} {gpu} {precision} {gpus} {policy}"

@@ -121,9 +121,11 @@ class Costs:
 
     def train_s(self, tokens: Ints) -> float:
         """A copy of the actor over these sequences: its forward passes, and training (of a critic, too)."""
-        a = self.config.algorithm
+        a, actor = self.config.algorithm, self.config.actor
         times = 2 if a.critic else 1
-        return self._passes_s(self.config.actor, self._train, tokens, a.actor_passes + times - 1, times, self.recompute)
+        forwards = a.actor_passes + times - 1
+        before_s = self._passes_s(actor, self._train, tokens, forwards, 0, room=actor.pass_tokens) if forwards else 0.0
+        return before_s + self._passes_s(actor, self._train, tokens, 0, times, self.recompute)
 
     def train_flops(self, tokens: Ints) -> float:
         """Model FLOPs of training on these sequences, without recomputation."""
@@ -186,13 +188,21 @@ class Costs:
         return [items[rank].ravel() for rank in ranks]
 
     def _passes_s(
-        self, part: TrainingConfig, grid: PassGrid, tokens: Ints, forwards: int, trainings: int, again: float = 0.0
+        self,
+        part: TrainingConfig,
+        grid: PassGrid,
+        tokens: Ints,
+        forwards: int,
+        trainings: int,
+        again: float = 0.0,
+        room: int | None = None,
     ) -> float:
         """Micro-batches one after another through the stages of one copy, with the pipeline's fill and drain."""
         if not tokens.size:
             return 0.0
-        count = num_packed(tokens, part.max_tokens) if part.max_tokens else tokens.size
-        if part.max_tokens:
+        room = room or part.max_tokens
+        count = num_packed(tokens, room) if room else tokens.size
+        if room:
             seconds = count * grid.base_s(float(tokens.sum()) / count, forwards, trainings, again)
             seconds += float(grid.attention_s(tokens, forwards, trainings, again).sum())
         else:

@@ -19,8 +19,9 @@ from gnomon.posttrain.policies import Policy
 from gnomon.posttrain.policies.snapshot import Finish, Instance, Migrate, Point, Rates, Scale, Snapshot, Wait
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.lengths import draw
-from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.scenario.placement import placement_of
 from gnomon.posttrain.simulator.record import Decision
+from gnomon.posttrain.simulator.state import settings_of
 
 Sequence = tuple[int, float]
 """Its number, and the tokens it still needs."""
@@ -116,7 +117,7 @@ class LiveRun:
         """Until every mini-batch is trained; `on_check` sees the cluster at every check interval."""
         a = self.config.algorithm
         self._ask("start")
-        while self._trained < a.n_minibatches:
+        while self._trained < a.num_fetches:
             if time.monotonic() - self._start_s > timeout_s:
                 raise ConfigError(f"the step is not over after {timeout_s:g} s.", fix="Give a longer timeout_s.")
             time.sleep(self.config.transitions.check_interval_s)
@@ -128,7 +129,7 @@ class LiveRun:
                 self._waiting_for = ""
                 self._ask("waited")
             self._train()
-            if self._job is None and not self._waiting_for and self._trained < a.n_minibatches:
+            if self._job is None and not self._waiting_for and self._trained < a.num_fetches:
                 self._ask("check")
         return self
 
@@ -198,14 +199,14 @@ class LiveRun:
 
     def _train(self) -> None:
         a = self.config.algorithm
-        size = a.rollout_batch_size // a.n_minibatches
+        size = a.rollout_batch_size // a.num_fetches
         if self._job is not None:
             done, _ = self._ray.wait([self._job], timeout=0)
             if done:
                 self._job, self._trained = None, self._trained + 1
                 self._busy_s += size * self.train_s
                 self._ask("boundary")
-        is_next = self._trained < a.n_minibatches and self._ready >= (self._trained + 1) * size
+        is_next = self._trained < a.num_fetches and self._ready >= (self._trained + 1) * size
         if self._job is None and self._actor and is_next and not self._waiting_for:
             self._job = self._trainer.train.remote(size, len(self._actor), self.train_s)
 
@@ -277,25 +278,17 @@ class LiveRun:
             Instance(id=one, gpus=self._gpus[one], unfinished=len(self._seats[one]), kv_use=0.0)
             for one in sorted(self.workers)
         )
-        groups = self._trained * a.rollout_batch_size // a.n_minibatches
+        groups = self._trained * a.rollout_batch_size // a.num_fetches
         return Snapshot(
+            **settings_of(c, self._placement),
             point=point,
             time_s=passed,
             step=0,
             minibatch=self._trained - 1,
-            num_minibatches=a.n_minibatches,
-            group_size=a.group_size,
-            num_gpus=c.cluster.num_gpus,
-            rollout_gpus=c.rollout.num_gpus,
-            inference_gpus=c.inference.num_gpus if a.recompute_logprobs else 0,
-            max_running=c.rollout.max_running_requests,
-            valid_actor_sizes=tuple(valid_actor_sizes(c)),
-            initial=self._placement.by_name(),
             actor=self._actor,
             inference=self._inference,
             free=tuple(gpu for gpu in range(c.cluster.num_gpus) if gpu not in held),
             instances=instances,
-            groups_needed=a.rollout_batch_size,
             groups_submitted=a.rollout_batch_size,
             groups_generated=self._generated,
             groups_ready=self._ready,
@@ -309,5 +302,4 @@ class LiveRun:
                 train_groups_s_per_gpu=groups / self._busy_s if self._busy_s else 0.0,
             ),
             reshard_s=c.transitions.reshard_s or 0.0,
-            migration_s=c.transitions.migration_s,
         )

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from gnomon.core.config import Choice, Config
 from gnomon.core.sizes import CountOrNone, Degree, Nodes, Seed, Sequences, Steps, Tokens
 from gnomon.serving.scenario.config import SpeculativeConfig
-from gnomon.timing import HostConfig
+from gnomon.timing import HostPhase
 
 Share = Annotated[float, Field(gt=0, le=1)]
 GpuRange = int | str | tuple[int, ...]
@@ -95,8 +95,8 @@ class RolloutConfig(ComponentConfig):
     """Samples of a group share their prompt's KV cache: it is prefilled once on an instance (not with tools)."""
     speculative: SpeculativeConfig | None = None
     """Speculative decoding."""
-    host: HostConfig = HostConfig()
-    """Time of the engine's own code per iteration."""
+    host: HostPhase = HostPhase()
+    """Time of the engine's own code per iteration; what is not given is the preset's."""
     deal: Literal["groups", "sequences"] = "groups"
     """What goes to the least loaded instance: whole groups, or sequences one by one."""
     migration: Literal["reprefill", "kv_transfer"] = "reprefill"
@@ -144,6 +144,9 @@ class ActorConfig(TrainingConfig):
     recompute: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the forward pass that the backward pass runs again (1: full activation recomputation). Unless given,
     none if that fits into the memory, else all."""
+    pass_tokens: Tokens | None = None
+    """Tokens that pass a copy at once in forward passes alone (`algorithm.actor_passes`); as in training unless
+    given."""
     offload: bool = False
     """The optimizer's states wait in the host's memory while others use the GPU."""
     balance: bool = False

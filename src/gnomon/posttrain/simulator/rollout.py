@@ -211,8 +211,9 @@ def _pool_and_tables(
         },
         "timing": {"scale": 1.0 / rollout.efficiency, "dtype": rollout.dtype, "kv_dtype": rollout.kv_dtype},
     }
-    if rollout.preset is None or rollout.host.model_fields_set:
-        given["timing"]["host"] = rollout.host.model_dump(exclude_unset=True)
+    host = rollout.host.model_dump(exclude_none=True)
+    if rollout.preset is None or host:
+        given["timing"]["host"] = host
     scenario = build(Scenario, given)
     pool = resolve(scenario)[0]
     # The tables cover the longest sequence, whatever is drawn, so that they are baked once.

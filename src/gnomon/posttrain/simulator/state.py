@@ -1,6 +1,7 @@
 """What a step knows at any moment: its settings, and how far submission, generation and training are."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class StepState:
         self.config, self.placement, self.costs, self.policy = config, placement, costs, policy
         self.prompts, self.tokens = prompts, prompts.prompt + prompts.response
         self.record, self.keep_decisions = StepRecord(number), keep_decisions
-        self.record.valid_actor_sizes = tuple(valid_actor_sizes(config))
+        self.settings = settings_of(config, placement)
+        self.record.valid_actor_sizes = self.settings["valid_actor_sizes"]
         algorithm = config.algorithm
         self.group_size, self.needed = algorithm.group_size, algorithm.rollout_batch_size
         self.num_minibatches = algorithm.num_fetches
@@ -73,30 +75,39 @@ class StepState:
         return self.allocation.rollouts
 
 
+def settings_of(config: Posttrain, placement: Placement) -> dict[str, Any]:
+    """What a snapshot says that does not change."""
+    a = config.algorithm
+    return {
+        "num_minibatches": a.num_fetches,
+        "group_size": a.group_size,
+        "num_gpus": config.cluster.num_gpus,
+        "rollout_gpus": config.rollout.num_gpus,
+        "inference_gpus": config.inference.num_gpus if a.recompute_logprobs else 0,
+        "max_running": config.rollout.max_running,
+        "valid_actor_sizes": tuple(valid_actor_sizes(config)),
+        "initial": placement.by_name(),
+        "groups_needed": a.rollout_batch_size,
+        "migration_s": config.transitions.migration_s,
+    }
+
+
 def snapshot_of(step: StepState, point: Point) -> Snapshot:
     """The step as it is now; nothing that a live system could not know."""
-    config, allocation = step.config, step.allocation
+    allocation = step.allocation
     owners = allocation.owners
     instances = _instances(step)
     generated = int(step.is_generated.sum())
     return Snapshot(
+        **step.settings,
         point=point,
         time_s=step.now,
         step=step.record.number,
         minibatch=len(step.trained) - 1,
-        num_minibatches=step.num_minibatches,
-        group_size=step.group_size,
-        num_gpus=config.cluster.num_gpus,
-        rollout_gpus=config.rollout.num_gpus,
-        inference_gpus=config.inference.num_gpus if step.has_inference else 0,
-        max_running=config.rollout.max_running,
-        valid_actor_sizes=step.record.valid_actor_sizes,
-        initial=step.placement.by_name(),
         actor=owners.of("actor"),
         inference=owners.of("inference"),
         free=owners.of("free"),
         instances=instances,
-        groups_needed=step.needed,
         groups_submitted=step.submitted if allocation.rollouts else 0,
         groups_generated=generated,
         groups_ready=step.num_trained + sum(at <= step.now for at, _ in step.ready),
@@ -108,7 +119,6 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
         rates=_rates(step, generated),
         actor_waited_s=step.before.actor_waited_s if step.before else (),
         reshard_s=step.costs.reshard_s,
-        migration_s=config.transitions.migration_s,
     )
 
 
@@ -117,8 +127,8 @@ def _instances(step: StepState) -> tuple[Instance, ...]:
     if rollouts is None:
         return tuple(Instance(id=one, gpus=held[one], unfinished=0, kv_use=0.0) for one in sorted(held))
     unfinished, use = rollouts.unfinished, rollouts.kv_use
-    return tuple(
-        Instance(
+    return tuple(  # Many at every look, and right as they are.
+        Instance.model_construct(
             id=one,
             gpus=held[one],
             unfinished=int(unfinished[one]),

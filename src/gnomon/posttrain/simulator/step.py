@@ -114,7 +114,7 @@ class Step(StepState):
         """Start the next mini-batch if the actor is free and the groups for it are known."""
         gpus = self.allocation.owners.of("actor")
         is_busy = self.actor_end_s < math.inf or self.waiting_for is not None
-        if is_busy or not gpus or self.num_trained == self.needed:
+        if is_busy or not gpus or self.num_trained == self.needed or len(self.ready) < self.per_minibatch:
             return
         picked = self._pick()
         if picked is None:

@@ -54,27 +54,16 @@ def compare(
     """Run every policy on the same lengths, the oracle last. `on_progress(done, total)` counts runs."""
     placement_of(config)
     plans = list(_plans(config)) if with_oracle else []
-    total = len(policies) + len(plans)
     records = []
-    for number, policy in enumerate(policies):
-        on_progress(number, total)
+    for number, policy in enumerate([*policies, *plans]):
+        on_progress(number, len(policies) + len(plans))
         records.append(run(config, policy))
     if with_oracle:
-        records.append(oracle(config, records, lambda done: on_progress(len(policies) + done, total)))
+        best = max(records, key=lambda one: one.tokens_s)
+        records = [*records[: len(policies)], _of_oracle(best)]
     baseline = next((one for one in records if one.policy == BASELINE), None) or run(config, make_policy(BASELINE))
     best = max(one.tokens_s for one in records)
     return [Outcome(one.policy, one, one.tokens_s / baseline.tokens_s, 1.0 - one.tokens_s / best) for one in records]
-
-
-def oracle(
-    config: Posttrain, records: list[RunRecord], on_progress: Callable[[int], None] = lambda done: None
-) -> RunRecord:
-    """The best of `records` and of the clairvoyant plans, under its own name."""
-    found = list(records)
-    for number, plan in enumerate(_plans(config)):
-        on_progress(number)
-        found.append(run(config, plan))
-    return _of_oracle(max(found, key=lambda one: one.tokens_s))
 
 
 def run_chosen(

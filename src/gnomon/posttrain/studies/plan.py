@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gnomon import catalog
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.posttrain.costs.training import Costs, check_actor_memory
-from gnomon.posttrain.scenario.config import PolicyConfig, Posttrain
+from gnomon.posttrain.scenario.config import ActorConfig, PolicyConfig, Posttrain
 from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.rollout import check_memory
@@ -23,6 +24,7 @@ from gnomon.posttrain.studies.stages import colocated_costs
 
 Goal = Literal["samples", "dollars"]
 TENSOR = (1, 2, 4, 8)
+EXPERTS = (1, 8)
 STALENESS = (0.5, 1.0, 2.0)
 NUM_STEPS = 4
 """Steps of each simulation; the first, which finds nothing generated, does not count where more follow."""
@@ -76,7 +78,7 @@ class Planned:
         c, sizes = self.config, placement_of(self.config)
         return {
             "mode": self.mode,
-            "actor": f"{len(sizes.actor)} (TP {c.actor.tensor_parallel}, PP {c.actor.pipeline_parallel})",
+            "actor": f"{len(sizes.actor)} ({', '.join(_degrees(c.actor))})",
             "rollout": f"{len(sizes.rollout)} (TP {c.rollout.tensor_parallel})",
             "staleness": c.algorithm.staleness,
             "step s": self.step_s,
@@ -86,6 +88,11 @@ class Planned:
             "MFU %": 100 * self.record.mfu,
             "limit": self.limit,
         }
+
+
+def _degrees(actor: ActorConfig) -> list[str]:
+    named = {"TP": actor.tensor_parallel, "PP": actor.pipeline_parallel, "EP": actor.expert_parallel}
+    return [f"{name} {degree}" for name, degree in named.items() if degree > 1 or name != "EP"]
 
 
 def plan(
@@ -117,8 +124,10 @@ def _layouts(config: Posttrain) -> list[Posttrain]:
     total = config.cluster.num_gpus
     tokens = np.full(8, round(config.lengths.mean + config.lengths.prompt_mean))
     speeds: list[tuple[float, int, Posttrain]] = []
-    for tensor, stages in product(TENSOR, (1, 2, 4, 8)):
-        one = _with(config, "actor", tensor_parallel=tensor, pipeline_parallel=stages, deal="sequences")
+    experts = EXPERTS if catalog.model(config.model).is_moe else (1,)
+    for tensor, stages, expert in product(TENSOR, (1, 2, 4, 8), experts):
+        degrees = {"tensor_parallel": tensor, "pipeline_parallel": stages, "expert_parallel": expert}
+        one = _with(config, "actor", **degrees, deal="sequences")
         if total % one.actor.num_gpus or not valid_actor_sizes(one):
             continue
         try:

@@ -1,7 +1,6 @@
 """The files of a training step and of a sweep: a page, a trace for Perfetto, and pictures as PNG."""
 
 from collections import defaultdict
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
@@ -81,11 +79,10 @@ def write_html(run: Run, path: str | Path, **look: Any) -> Path:
 
 
 def write_step(step: StepRecord, folder: Path, **look: Any) -> None:
-    """Write step.html, step.perfetto.json, and step.png where matplotlib is installed."""
+    """Write step.html, step.perfetto.json and step.png."""
     write_html(step.run, folder / "step.html", **look, memory=step.memory)
     write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)
-    with suppress(MissingExtraError):
-        write_gantt(step.run, folder / "step.png", **look, memory=step.memory)
+    write_gantt(step.run, folder / "step.png", **look, memory=step.memory)
 
 
 def write_gantt(
@@ -210,11 +207,6 @@ def draw_heat_map(given: tuple[SweepTable, str]) -> Path:
     """Draw one configuration into a folder; for a pool of processes."""
     table, folder = given
     return write_heat_map(table, Path(folder) / heat_map_name(table))
-
-
-def require_matplotlib() -> None:
-    """Raise `MissingExtraError` now rather than after a long computation."""
-    _matplotlib("pyplot")
 
 
 def heat_map_name(table: SweepTable) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gnomon.pipeline.explain import critical_path
 from gnomon.pipeline.fluid import FREE, LINK
-from gnomon.pipeline.memory import Curve
+from gnomon.pipeline.memory import Curve, curve_of
 from gnomon.pipeline.run import Run
 
 View = Literal["single_channel", "dual_channel"]
@@ -108,7 +108,7 @@ def link_use(run: Run) -> list[Curve]:
     for task, start, end, share in run.trace.segments:
         rank = int(run.trace.tasks.rank[int(task)])
         changes[rank] += [(start, share), (end, -share)]
-    return [_curve(sorted(row)) for row in changes]
+    return [curve_of(row) for row in changes]
 
 
 def bandwidth(run: Run) -> dict[str, Curve]:
@@ -124,18 +124,6 @@ def bandwidth(run: Run) -> dict[str, Curve]:
         np.subtract.at(change, np.searchsorted(times, mine[:, 2]), mine[:, 3])
         curves[kind] = Curve(times, np.clip(np.round(np.cumsum(change), 9), 0.0, None) / run.num_ranks)
     return curves
-
-
-def _curve(changes: list[tuple[float, float]]) -> Curve:
-    times, values, level = [0.0], [0.0], 0.0
-    for at, change in changes:
-        level += change
-        if at == times[-1]:
-            values[-1] = level
-        else:
-            times.append(at)
-            values.append(level)
-    return Curve(np.array(times), np.clip(np.round(values, 9), 0.0, None))
 
 
 def _pass(run: Run, task: int, lane: int, on_path: set[int]) -> Bar:
