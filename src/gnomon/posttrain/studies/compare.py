@@ -59,8 +59,7 @@ def compare(
         on_progress(number, len(policies) + len(plans))
         records.append(run(config, policy))
     if with_oracle:
-        best = max(records, key=lambda one: one.tokens_s)
-        records = [*records[: len(policies)], _of_oracle(best)]
+        records = [*records[: len(policies)], _of_oracle(max(records, key=lambda one: one.tokens_s))]
     baseline = next((one for one in records if one.policy == BASELINE), None) or run(config, make_policy(BASELINE))
     best = max(one.tokens_s for one in records)
     return [Outcome(one.policy, one, one.tokens_s / baseline.tokens_s, 1.0 - one.tokens_s / best) for one in records]
