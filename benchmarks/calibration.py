@@ -2,7 +2,8 @@
 
 Each server has constants, noise and moods of its own. Its iterations at two loads are fitted; counted are constants
 inside their intervals, and mean latencies of a third load, recorded by simulating the true server, inside those that
-the calibration promises. `python -m benchmarks calibration`; a number as `$SERVERS` (8 if not given).
+the calibration promises. `python -m benchmarks calibration`; a number as `$SERVERS` (8 if not given), the seed of the
+first as `$FIRST` (0).
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def promises_held(seed: int) -> dict[str, bool]:
 
 
 def main() -> None:
-    count = int(os.environ.get("SERVERS", "8"))
+    first, count = int(os.environ.get("FIRST", "0")), int(os.environ.get("SERVERS", "8"))
     for title, one in (("constants", constants_inside), ("latencies of a load left out", promises_held)):
-        found = [item for seed in range(count) for item in one(seed).items()]
+        found = [item for seed in range(first, first + count) for item in one(seed).items()]
         for name in dict.fromkeys(name for name, _ in found):
             held = [is_held for other, is_held in found if other == name]
             print(f"{title}: {name:40} {sum(held)} of {len(held)} inside their 90 % interval")

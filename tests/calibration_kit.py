@@ -42,7 +42,7 @@ def steps(rng: np.random.Generator, count: int, batch: float, truth: dict[str, f
     sequences = decodes + (chunk > 0)
     host = np.where(chunk > 0, truth["mixed"], truth["decode"]) + truth["per_sequence"] * sequences
     drift = np.repeat(rng.normal(1.0, noise, count // 50 + 1), 50)[:count]
-    seconds = host * drift + np.maximum(gpu, np.where(chunk > 0, truth["launch"], 0.0))
+    seconds = host * drift + np.maximum(gpu, np.where(chunk > 0, drift * truth["launch"], 0.0))
     seconds = seconds * np.exp(rng.normal(0.0, noise / 4, count))
     return Steps(seconds, (chunk + decodes).astype(np.int64), sequences.astype(np.int64), chunk**2, np.zeros(count),
                  decodes.astype(np.int64), kv, kv / decodes, sequences.astype(float))  # fmt: skip

@@ -149,6 +149,7 @@ def test_constants_of_requests_are_found_again() -> None:
         one = found.constants[f"timing.host.{name}" if name != "reply" else "front_end.reply_s"]
         assert one.low <= value <= one.high or not one.identified
     assert found.constants["timing.host.per_iteration_s"].identified
+    assert "cannot be foretold" in found.provenance.notes[0] and not found.constants["front_end.reply_s"].identified
     assert any("do not tell phases apart" in note for note in found.provenance.notes)
 
 
@@ -595,7 +596,11 @@ def test_repeats_as_files_and_steps_beside_requests(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert [log.name for log in read_logs([tmp_path / "chat-25.jsonl", tmp_path / "chat-25.2.jsonl"])] == [
         "chat-25", "chat-25.2"]  # fmt: skip
-    assert [log.name for log in read_logs([tmp_path / d / "steps.jsonl" for d in "ab"])] == ["a/steps", "b/steps"]
+    assert [log.name for log in read_logs([tmp_path / d / "steps.jsonl" for d in "ab"])] == ["a", "b"]
+    again = tmp_path / "a" / "chat-25.jsonl"
+    again.write_text(text)
+    both = read_logs([again, tmp_path / "chat-25.jsonl"])
+    assert [log.name for log in both] == ["a/chat-25", f"{tmp_path.name}/chat-25"]
     assert read_log(tmp_path / "a").steps is not None, "a folder's steps.jsonl is read"
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -54,5 +56,22 @@ def test_the_steps_build_something_that_runs(tmp_path):
     environment.pop("PYTHONPATH", None)
     for step in steps("RUN"):
         subprocess.run(step, shell=True, cwd=app, env=environment, check=True, capture_output=True)
-    told = subprocess.run(["gnomon", "serve", "--help"], env=environment, check=True, capture_output=True, text=True)
-    assert "OpenAI-compatible" in told.stdout
+    health = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["gnomon"]["healthcheck"]["test"]
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    told = " ".join([*yaml.safe_load(steps("ENTRYPOINT")[0]), *yaml.safe_load(steps("CMD")[0])])
+    command = told.replace("0.0.0.0", "127.0.0.1").replace("8000", port).split()
+    server = subprocess.Popen(command, cwd=tmp_path, env=environment | {"GNOMON_SERVE_TOKEN": "secret"})
+    try:
+        check = [word.replace("8000", port) for word in health[1:]]
+        for _ in range(600):
+            if not subprocess.run(check, env=environment, capture_output=True).returncode:
+                break
+            assert server.poll() is None
+            time.sleep(0.5)
+        else:
+            raise AssertionError("the server was never healthy")
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0

@@ -144,10 +144,15 @@ def calibrate(
         notes.insert(
             0,
             f"From latencies alone this server cannot be foretold within {CANNOT:.0%}: a load that was left out is "
-            f"{worst:.0%} off. Record steps: duration_s, prefill_tokens, decodes, decode_kv, running.",
+            f"{worst:.0%} off, and a reply time may make up for what differs. Record steps: duration_s, "
+            "prefill_tokens, decodes, decode_kv, running.",
         )
+        constants = dict(calibration.constants)
+        constants["front_end.reply_s"] = constants["front_end.reply_s"].model_copy(update={"identified": False})
         about = about.model_copy(update={"notes": tuple(notes)})
-        calibration = calibration.model_copy(update={"provenance": about, "error": max(calibration.error, worst)})
+        calibration = calibration.model_copy(
+            update={"constants": constants, "provenance": about, "error": max(calibration.error, worst)}
+        )
     return Calibrated(calibration, with_constants(base, calibration), checks, list(used))
 
 

@@ -25,17 +25,21 @@ WANTED = (
     "Steps need duration_s (or start_s and end_s), prefill_tokens and decodes, and are better with decode_kv, "
     "sequences, running, waiting; requests need arrival_s, first_token_s, finished_s, prompt_tokens, output_tokens."
 )
+STEMS = {"iterations": "steps", "steps": "steps", "requests": "stamps"}
+"""Files in the folder of a load, and what they hold."""
 SUFFIXES = (".gz", ".csv", ".jsonl", ".json", ".parquet", ".log", ".txt", ".prom", ".metrics")
 
 
 def read_logs(paths: Sequence[str | Path]) -> list[Log]:
-    """Several loads; those whose files have the same name go by their folder's too."""
+    """Several loads; those whose files have the same name go by their folder's: `chat-60.2/requests.csv` is
+    `chat-60.2`, `a/run.log` is `a/run`."""
     logs = [read_log(path) for path in paths]
-    names = [log.name for log in logs]
-    return [
-        log if names.count(log.name) == 1 else replace(log, name=f"{Path(path).resolve().parent.name}/{log.name}")
-        for log, path in zip(logs, paths, strict=True)
-    ]
+    names, told = [log.name for log in logs], []
+    for log, path in zip(logs, paths, strict=True):
+        folder = Path(path).resolve().parent.name
+        own = folder if log.name in STEMS else f"{folder}/{log.name}"
+        told.append(log if names.count(log.name) == 1 else replace(log, name=own))
+    return told
 
 
 def read_log(path: str | Path) -> Log:
@@ -59,7 +63,7 @@ def read_log(path: str | Path) -> Log:
 def _read_folder(folder: Path) -> Log:
     """What `gnomon engine serve` or `gnomon simulate --out` wrote, a recorded server, or scrapes in turn."""
     found: dict[str, Any] = {}
-    for stem, part in (("iterations", "steps"), ("steps", "steps"), ("requests", "stamps")):
+    for stem, part in STEMS.items():
         for suffix in (".csv.gz", ".csv", ".jsonl", ".parquet"):
             if part not in found and (folder / f"{stem}{suffix}").is_file():
                 found[part] = getattr(read_log(folder / f"{stem}{suffix}"), part)

@@ -33,10 +33,6 @@ CLUSTERS = 6
 """From so many logs on a log counts as one observation, else a part of one: neighbours err together."""
 BLOCKS = 12
 """Parts of a log in time."""
-FOLLOWED = 1.4
-"""How many times larger than those of least squares the errors of constants are, because the pace of the host is found
-with them: chosen on 12 simulated servers (`benchmarks.calibration`, seeds 0 to 11: 77 % of the constants were inside
-their intervals without, 90 % with it) and held against 8 others (seeds 12 to 19: 37 of 40 inside)."""
 ENOUGH = 800
 """Iterations of a phase of one log; more of them tell no more."""
 FEW = 20
@@ -448,4 +444,4 @@ def covariance(fit: Fit, data: Data, names: Sequence[tuple[int, str]]) -> tuple[
     inverse = np.linalg.pinv(scaled, rcond=1e-9) / np.outer(size, size)
     free = max(1, parts - 1)
     factor = QUANTILE_90[min(free, len(QUANTILE_90)) - 1]
-    return inverse @ meat @ inverse * (FOLLOWED**2 * parts / free), factor
+    return inverse @ meat @ inverse * (parts / free), factor
