@@ -84,6 +84,27 @@ def arrays(count: int, replicas: int = 3, **changes: Any) -> Cluster:
     return run(scenario(num_replicas=replicas, time_limit_s=1e-9, **changes), requests=made).cluster
 
 
+BOOKS = (
+    "num_outstanding", "num_coming", "num_taken", "num_held", "num_moving", "num_holding", "num_landing", "num_ready",
+    "num_produced", "prefill_left", "decode_left", "stalled",
+)  # fmt: skip
+
+
+def books(cluster: Cluster, r: int = 0) -> dict[str, int]:
+    """Those that are not 10."""
+    return {name: int(cluster.replicas[name][r]) for name in BOOKS if cluster.replicas[name][r] != 10}
+
+
+def with_books(count: int, replicas: int = 1) -> Cluster:
+    """10 in every book; prompts of 20 tokens, answers of 10, 30 blocks of 16 tokens."""
+    batching = {"policy": "vllm_v1", "block_size": 16, "prefix_cache": True}
+    cluster = arrays(count, replicas=replicas, batching=batching, replica={"num_kv_blocks": 30})
+    for name in BOOKS:
+        cluster.replicas[name] = 10
+    cluster.replicas.prefix_cache = cluster.replicas.tracks_blocks = cluster.replicas.overlaps = 0
+    return cluster
+
+
 def check_invariants(done: Run) -> None:
     """What must hold after any run that was not cut short: nothing lost, nothing leaked, time goes forward."""
     requests, replicas = done.cluster.requests, done.cluster.replicas

@@ -33,28 +33,7 @@ from gnomon.serving.engine.state import (
     replica_view,
 )
 from gnomon.serving.features import dependent_calls, handover, tiers, transfers
-from serving_kit import Bag, arrays, plain, requests_of, run, scenario
-
-BOOKS = (
-    "num_outstanding", "num_coming", "num_taken", "num_held", "num_moving", "num_holding", "num_landing", "num_ready",
-    "num_produced", "prefill_left", "decode_left", "stalled",
-)  # fmt: skip
-
-
-def books(cluster: Cluster, r: int = 0) -> dict[str, int]:
-    """Those that are not 10."""
-    return {name: int(cluster.replicas[name][r]) for name in BOOKS if cluster.replicas[name][r] != 10}
-
-
-def with_books(count: int, replicas: int = 1) -> Cluster:
-    """10 in every book; prompts of 20 tokens, answers of 10, 30 blocks of 16 tokens."""
-    batching = {"policy": "vllm_v1", "block_size": 16, "prefix_cache": True}
-    cluster = arrays(count, replicas=replicas, batching=batching, replica={"num_kv_blocks": 30})
-    for name in BOOKS:
-        cluster.replicas[name] = 10
-    cluster.replicas.prefix_cache = cluster.replicas.tracks_blocks = cluster.replicas.overlaps = 0
-    return cluster
-
+from serving_kit import Bag, books, plain, requests_of, run, scenario, with_books
 
 # From the replica that prefills a request to the one that decodes it.
 
@@ -357,7 +336,7 @@ def test_helper_loads_from_the_place_that_has_most(change: dict[str, Any], link:
     if "down" in change:
         made.tiers.down_from_s[0], made.tiers.down_to_s[0] = 0.0, 9.0
 
-    def run_in(cluster: Any, made: Any, source: int, r: int, request_id: int, first: int, last: int, now: float) -> int:
+    def run_in(cluster: Any, made: Any, source: int, r: int, request_id: int, first: int, last: int) -> int:
         seen.append((first, last))
         return reach[source]
 
@@ -407,7 +386,7 @@ def test_helper_stores_what_a_lost_request_has_computed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers.prefix_cache, "key_of", lambda replica, r, position: position)
         patch.setattr(tiers, "_put", lambda made, tier, number, key: put.append((tier, int(number), key)))
-        tiers.store_prefix(cluster, made, 0, 1.0)
+        tiers.store_prefixes(cluster, made, np.arange(1), 1.0)
     assert put == [(tiers.REMOTE, 6, key) for key in keys]
 
 

@@ -85,7 +85,7 @@ from serving_kit import requests_of as offered
 @pytest.mark.skipif(not jit.ENABLED, reason="this is the child")
 def test_helpers_in_plain_python() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "helper"]
-    words += [__file__, str(Path(__file__).with_name("test_engine_by_hand.py"))]
+    words += sorted(map(str, Path(__file__).parent.glob("test_*_by_hand.py")))
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "GNOMON_JIT": "0", "PYTHONPATH": paths}
     ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
@@ -368,7 +368,7 @@ def test_helper_stops_at_a_replica_that_is_not_there(answer: int) -> None:
     cluster = arrays(1)
     fleet: Any = Bag(cluster=cluster)
     is_there = 1 <= answer <= 3
-    assert dispatch._ask(fleet, lambda fleet, request_id: answer, 0) == (answer - 1 if is_there else 0)
+    assert dispatch.ask(fleet, lambda fleet, request_id: answer, 0) == (answer - 1 if is_there else 0)
     assert cluster.control[FAULT] == (0 if is_there else contract.NO_SUCH_REPLICA)
     assert is_there or cluster.control[FAULT_REPLICA] == answer - 1
 

@@ -12,7 +12,7 @@ from gnomon.jit import borrow, first_rows, inlined, jit, macro
 from gnomon.serving.engine.arrivals import advance_replicas, serve_arrivals, wake_groups
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
-from gnomon.serving.engine.dispatch import ask_router
+from gnomon.serving.engine.dispatch import ask
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import FINISHED, REJECTED, Cluster
@@ -138,7 +138,7 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
 def _opinion(many: Ensemble, engine: Engine, lane: int) -> int:
     """What the engine's router would do with the pending request."""
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.router_memory)
-    return ask_router(fleet, engine, many.pending[lane])
+    return ask(fleet, engine.router, many.pending[lane])
 
 
 @inlined

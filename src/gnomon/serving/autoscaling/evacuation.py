@@ -28,7 +28,7 @@ from gnomon.serving.features.adapters import forget_adapters
 from gnomon.serving.features.breakdown import lose
 from gnomon.serving.features.front_end import forget_front_end
 from gnomon.serving.features.handover import free_held, unlink_ready
-from gnomon.serving.features.tiers import Tiers, forget_tiers, store_prefix
+from gnomon.serving.features.tiers import Tiers, forget_tiers, store_prefixes
 from gnomon.serving.features.tool_cache import forget_held
 from gnomon.serving.features.transfers import Transfers, share_again, stop_transfer
 
@@ -80,7 +80,7 @@ def evacuate(
         q.processed[members] += done
         q.last_token_s[members] = np.where(done > 0, state.last_step_s, q.last_token_s[members])
     if stores_kv:
-        _store(cluster, env.tiers, ids, now_s)
+        store_prefixes(cluster, env.tiers, ids, now_s)
     moved = q.held_blocks[ids] > 0
     if ((q.status[ids] == MOVING) | (q.decode_replica[ids] != NONE)).any():
         freed = _take_back(cluster, env.transfers, env.tiers, env.calendar, ids, now_s)
@@ -121,14 +121,6 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
     for name in ("preempted_at_s", "prefilled_s", "moving_s", "landed_s"):
         q[name][ids] = -1.0
     q.status[ids] = NOT_ARRIVED
-
-
-@jit
-def _store(cluster: Cluster, tiers: Tiers, ids: Ints, now_s: float) -> None:
-    """What these requests have computed is in the shared store, unless that is down."""
-    lent, shelves = borrow(cluster), borrow(tiers)
-    for request_id in ids:
-        store_prefix(lent, shelves, request_id, now_s)
 
 
 @jit

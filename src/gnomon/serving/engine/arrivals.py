@@ -5,7 +5,7 @@ from typing import Any
 from gnomon.jit import inlined, noinline
 from gnomon.serving.engine.calendar import ADAPTER_READY, FRONT_END_PASSED, NEVER, schedule
 from gnomon.serving.engine.context import Engine, Environment, Fleet
-from gnomon.serving.engine.dispatch import ask_router, choose, passes_admission
+from gnomon.serving.engine.dispatch import ask, choose, passes_admission
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import BUDGET, MOVING, NONE, NOT_ARRIVED, SHED
@@ -46,7 +46,7 @@ def serve_arrivals(fleet: Fleet, engine: Engine, log: Log, first: int, last: int
         now, after = cluster.requests[first].arrival_s, _together_until(cluster.requests, first)
         advance_replicas(fleet, engine, log, now)
         for request_id in range(first, after):
-            enqueue(cluster, ask_router(fleet, engine, request_id), request_id, now)
+            enqueue(cluster, ask(fleet, engine.router, request_id), request_id, now)
         wake_groups(fleet, engine, log, first, after, now)
         first = after
 

@@ -8,13 +8,8 @@ from gnomon.serving.features.transfers import IS_DOWN
 
 
 @inlined
-def ask_router(fleet: Fleet, engine: Engine, request_id: int) -> int:
-    """The replica that the router chooses; the engine stops where there is no such replica."""
-    return _ask(fleet, engine.router, request_id)
-
-
-@inlined
-def _ask(fleet: Fleet, router: Router, request_id: int) -> int:
+def ask(fleet: Fleet, router: Router, request_id: int) -> int:
+    """The replica that a router chooses; the engine stops where there is no such replica."""
     r = router(fleet, request_id) - 1
     if r < 0 or r >= fleet.cluster.replicas.size:
         contract.stop(fleet.cluster, contract.NO_SUCH_REPLICA, r, request_id)
@@ -49,7 +44,7 @@ def choose(fleet: Fleet, engine: Engine, env: Environment, request_id: int) -> i
     """The replica that gets an arriving request."""
     if env.calendar.book[0].has_roles != 0:
         return _choose_two(fleet, engine, env, request_id)
-    return ask_router(fleet, engine, request_id)
+    return ask(fleet, engine.router, request_id)
 
 
 @feature
@@ -61,7 +56,7 @@ def _choose_two(fleet: Fleet, engine: Engine, env: Environment, request_id: int)
         cluster, fleet.tables, own.draws, own.parameters, own.memory, own.predicted_output, own.candidates,
         fleet.gate, fleet.gate_memory,
     )  # fmt: skip
-    request.decode_replica = _ask(borrow(to_decode), engine.decode_router, request_id)
+    request.decode_replica = ask(borrow(to_decode), engine.decode_router, request_id)
     if env.transfers.settings[IS_DOWN] != 0.0:
         return request.decode_replica
     to_decide = Fleet(
@@ -70,7 +65,7 @@ def _choose_two(fleet: Fleet, engine: Engine, env: Environment, request_id: int)
     )  # fmt: skip
     if engine.decider(borrow(to_decide), request_id) < 2:
         return request.decode_replica
-    r = ask_router(fleet, engine, request_id)
+    r = ask(fleet, engine.router, request_id)
     request.prefill_replica = r
     if r != request.decode_replica:
         cluster.replicas[request.decode_replica].num_coming += 1

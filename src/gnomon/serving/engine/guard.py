@@ -149,13 +149,10 @@ class Guard:
         if fault == contract.NO_SUCH_REPLICA:
             return self._router_fault(r, request, errors)
         if fault == contract.ADMISSION_RAISED:
-            error = errors[0] if errors else RuntimeError("it raised an error")
-            is_users = is_own(self.admission)
-            return own_error(error, self.admission, "admission control") if is_users else AssertionError(str(error))
+            return _raised(errors, self.admission, "admission control")
         policy = self.policies[self.cluster.replicas[r].policy]
         if fault == contract.POLICY_RAISED:
-            error = errors[0] if errors else RuntimeError("it raised an error")
-            return own_error(error, policy, "batching policy") if is_own(policy) else AssertionError(str(error))
+            return _raised(errors, policy, "batching policy")
         what, fix = _SAYINGS[fault]
         what = f"the batching policy {plain(policy).__name__} {what.format(request=f'request {request}')}"
         if is_own(policy):
@@ -164,12 +161,16 @@ class Guard:
 
     def _router_fault(self, r: int, request: int, errors: list[BaseException]) -> Exception:
         if errors:
-            return (
-                own_error(errors[0], self.router, "router") if is_own(self.router) else AssertionError(str(errors[0]))
-            )
+            return _raised(errors, self.router, "router")
         what = f"the router {plain(self.router).__name__} answered {r} for request {request}"
         return ConfigError(
             f"{what}: there is no such replica.",
             where=place_of(self.router),
             fix=f"Answer with a number from 0 to {self.cluster.replicas.size - 1}.",
         )
+
+
+def _raised(errors: list[BaseException], function: Any, kind: str) -> Exception:
+    """What a function raised in compiled code, in words where it is a user's."""
+    error = errors[0] if errors else RuntimeError("it raised an error")
+    return own_error(error, function, kind) if is_own(function) else AssertionError(str(error))

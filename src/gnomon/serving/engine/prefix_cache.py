@@ -38,13 +38,9 @@ def track_blocks(replica: Replica) -> None:
         block += 1
     assert block == state.num_blocks - state.free_blocks
     end = replica.newer.size - 1
-    newest = end
+    replica.newer[end] = replica.older[end] = end
     for free in range(block, state.num_blocks):
-        replica.newer[newest] = free
-        replica.older[free] = newest
-        newest = free
-    replica.newer[newest] = end
-    replica.older[end] = newest
+        append(replica, free)
 
 
 @inlined
@@ -114,9 +110,21 @@ def forget(replica: Any, block: int) -> None:
 
 
 @inlined
-def _unlink(replica: Replica, block: int) -> None:
+def unlink(replica: Any, block: int) -> None:
+    """Take a block out of the list of free ones."""
     replica.newer[replica.older[block]] = replica.newer[block]
     replica.older[replica.newer[block]] = replica.older[block]
+
+
+@inlined
+def append(replica: Any, block: int) -> None:
+    """Put a block behind all others in the list of free ones: it is taken last."""
+    end = replica.newer.size - 1
+    newest = replica.older[end]
+    replica.newer[newest] = block
+    replica.older[block] = newest
+    replica.newer[block] = end
+    replica.older[end] = block
 
 
 @inlined
@@ -125,7 +133,7 @@ def take_oldest(replica: Replica) -> int:
     end = replica.newer.size - 1
     block = replica.newer[end]
     assert block != end
-    _unlink(replica, block)
+    unlink(replica, block)
     forget(replica, block)
     replica.block_users[block] = 1
     return block
@@ -135,7 +143,7 @@ def take_oldest(replica: Replica) -> int:
 def share(replica: Replica, block: int) -> None:
     """Hold a block that was found by its key."""
     if replica.block_users[block] == 0:
-        _unlink(replica, block)
+        unlink(replica, block)
         replica.state.free_blocks -= 1
     replica.block_users[block] += 1
 
@@ -146,12 +154,7 @@ def release(replica: Replica, block: int) -> None:
     replica.block_users[block] -= 1
     if replica.block_users[block] > 0:
         return
-    end = replica.newer.size - 1
-    newest = replica.older[end]
-    replica.newer[newest] = block
-    replica.older[block] = newest
-    replica.newer[block] = end
-    replica.older[end] = block
+    append(replica, block)
     replica.state.free_blocks += 1
     replica.state.lacks_blocks = 0
 

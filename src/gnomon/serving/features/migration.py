@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import borrow, inlined, jit
+from gnomon.jit import borrow, jit
 from gnomon.serving.engine.allocation import renew
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
@@ -19,26 +19,21 @@ from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, REJECTED
 
 
-@inlined
-def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
-    cluster = fleet.cluster
-    for i in range(ids.size):
-        r, request = targets[i], cluster.requests[ids[i]]
-        enqueue(cluster, r, ids[i], now)
-        cluster.replicas[r].prefill_left -= request.processed
-    for i in range(ids.size):
-        group = cluster.replicas[targets[i]].group_first
-        if i + 1 == ids.size or cluster.replicas[targets[i + 1]].group_first != group:
-            engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, now)
-
-
 @jit
 def submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
     """Put request `ids[i]` into the queue of replica `targets[i]`, all at `now`; targets of a group stand side by side.
 
     All replicas have been brought up to `now` before.
     """
-    _submit(borrow(fleet), engine, borrow(log), ids, targets, now)
+    lent, book = borrow(fleet), borrow(log)
+    cluster = lent.cluster
+    for i in range(ids.size):
+        enqueue(cluster, targets[i], ids[i], now)
+        cluster.replicas[targets[i]].prefill_left -= cluster.requests[ids[i]].processed
+    for i in range(ids.size):
+        group = cluster.replicas[targets[i]].group_first
+        if i + 1 == ids.size or cluster.replicas[targets[i + 1]].group_first != group:
+            engine.proceed(cluster, lent.tables, engine.policies, book, group, now, now)
 
 
 def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> tuple[Ints, float]:

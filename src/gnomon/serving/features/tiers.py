@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import feature, inlined, noinline
+from gnomon.jit import borrow, feature, inlined, jit, noinline
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import NONE, Cluster, Replica, replica_view
 from gnomon.serving.features.transfers import Transfers, load_s, start_load
@@ -46,8 +46,8 @@ def put(blocks: BlockSet, key: int, max_keys: int, is_fifo: bool) -> int:
     entry, evicted = prefix_cache.find(blocks, key), 0
     if entry != NONE:
         if not is_fifo:
-            _unlink(blocks, entry)
-            _append(blocks, entry)
+            prefix_cache.unlink(blocks, entry)
+            prefix_cache.append(blocks, entry)
         return 0
     if blocks.used[0] < max_keys:
         entry = blocks.used[0]
@@ -55,28 +55,11 @@ def put(blocks: BlockSet, key: int, max_keys: int, is_fifo: bool) -> int:
     else:
         entry = blocks.newer[end]
         evicted = blocks.block_key[entry]
-        _unlink(blocks, entry)
+        prefix_cache.unlink(blocks, entry)
         prefix_cache.forget(blocks, entry)
-    _append(blocks, entry)
+    prefix_cache.append(blocks, entry)
     prefix_cache.remember(blocks, key, entry)
     return evicted
-
-
-@inlined
-def _append(blocks: BlockSet, entry: int) -> None:
-    """Put an entry behind all others: it is evicted last."""
-    end = blocks.newer.size - 1
-    newest = blocks.older[end]
-    blocks.newer[newest] = entry
-    blocks.older[entry] = newest
-    blocks.newer[entry] = end
-    blocks.older[end] = entry
-
-
-@inlined
-def _unlink(blocks: BlockSet, entry: int) -> None:
-    blocks.newer[blocks.older[entry]] = blocks.newer[entry]
-    blocks.older[blocks.newer[entry]] = blocks.older[entry]
 
 
 HOST, SSD, REMOTE, PEERS = range(4)
@@ -179,29 +162,36 @@ def _write(tiers: Tiers, r: int, num_replicas: int, key: int, now: float) -> Non
         spilled = _put(tiers, tier, _number(tiers, tier, r, num_replicas), given) if given != 0 else 0
 
 
+@inlined
+def _full_blocks(replica: Replica, request: Any) -> int:
+    """Leading blocks that a request has computed and that others may find."""
+    state = replica.state
+    return min(request.prefix_count * state.blocks_per_hash, request.processed // state.block_size)
+
+
 @feature
 def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: float) -> None:
     """Request `request_id` has ended in replica `r`, or leaves it: its shared blocks are written."""
-    replica, request = replica_view(cluster, r), cluster.requests[request_id]
-    if request.prefix_count == 0:
-        return
-    full = min(request.prefix_count * replica.state.blocks_per_hash, request.processed // replica.state.block_size)
-    for position in range(full):
+    replica = replica_view(cluster, r)
+    for position in range(_full_blocks(replica, cluster.requests[request_id])):
         _write(tiers, r, cluster.replicas.size, prefix_cache.key_of(replica, request_id, position), now)
 
 
-@noinline
-def store_prefix(cluster: Cluster, tiers: Tiers, request_id: int, now: float) -> None:
-    """What request `request_id` has computed so far is in the shared store, whatever becomes of its replica; a store
-    that is down takes nothing."""
-    request = cluster.requests[request_id]
-    if request.replica == NONE or request.prefix_count == 0 or not _is_up(tiers.tiers[REMOTE], now):
+@jit
+def store_prefixes(cluster: Cluster, tiers: Tiers, ids: Ints, now: float) -> None:
+    """What these requests have computed so far is in the shared store, whatever becomes of their replicas; a store that
+    is down takes nothing."""
+    lent, shelves = borrow(cluster), borrow(tiers)
+    if not _is_up(shelves.tiers[REMOTE], now):
         return
-    replica = replica_view(cluster, request.replica)
-    full = min(request.prefix_count * replica.state.blocks_per_hash, request.processed // replica.state.block_size)
-    number = _number(tiers, REMOTE, request.replica, cluster.replicas.size)
-    for position in range(full):
-        _put(tiers, REMOTE, number, prefix_cache.key_of(replica, request_id, position))
+    for request_id in ids:
+        request = lent.requests[request_id]
+        if request.replica == NONE:
+            continue
+        replica = replica_view(lent, request.replica)
+        number = _number(shelves, REMOTE, request.replica, lent.replicas.size)
+        for position in range(_full_blocks(replica, request)):
+            _put(shelves, REMOTE, number, prefix_cache.key_of(replica, request_id, position))
 
 
 def forget_tiers(tiers: Tiers, r: int, num_replicas: int) -> None:
@@ -212,9 +202,7 @@ def forget_tiers(tiers: Tiers, r: int, num_replicas: int) -> None:
 
 
 @noinline
-def _run_in(
-    cluster: Cluster, tiers: Tiers, source: int, r: int, request_id: int, first: int, last: int, now: float
-) -> int:
+def _run_in(cluster: Cluster, tiers: Tiers, source: int, r: int, request_id: int, first: int, last: int) -> int:
     """How far the prefix goes on, from block `first`, on a shelf (or in the GPU of replica `r`, a peer)."""
     replica = replica_view(cluster, r)
     if source == PEERS:
@@ -262,7 +250,7 @@ def begin_load(
         if not _is_up(kind, now):
             continue
         if tier != PEERS:
-            reach = _run_in(cluster, tiers, tier, r, request_id, first, last, now)
+            reach = _run_in(cluster, tiers, tier, r, request_id, first, last)
             if reach > best:
                 best, source, owner = reach, tier, r
             continue
@@ -270,7 +258,7 @@ def begin_load(
             other = cluster.replicas[peer]
             same = tiers.block_bytes[peer] == tiers.block_bytes[r] and other.block_size == state.block_size
             same = same and other.frozen == 0
-            reach = _run_in(cluster, tiers, tier, peer, request_id, first, last, now) if same and peer != r else first
+            reach = _run_in(cluster, tiers, tier, peer, request_id, first, last) if same and peer != r else first
             if reach > best:
                 best, source, owner = reach, tier, peer
     count = best - first
