@@ -96,14 +96,14 @@ def test_helper_stamps_the_first_token_once() -> None:
 @plain
 @pytest.mark.parametrize(("counts", "expected"), [(0, {"num_moving": 9}), (1, {"num_holding": 9})])
 def test_helper_frees_what_was_held(counts: int, expected: dict[str, int]) -> None:
-    cluster = with_books(1)
+    cluster = with_books(4)
     q, state = cluster.requests[0], cluster.replicas[0]
     q.held_counts, q.held_blocks, q.held_table, state.free_blocks = counts, 3, 4, 7
     handover.free_held(replica_view(cluster, 0), 0)
     assert books(cluster) == {"num_held": 9, **expected} and (state.free_blocks, q.held_blocks) == (10, 0)
-    state.prefix_cache, state.num_holding, state.num_moving = 1, counts, 1 - counts
+    state.prefix_cache, state.num_holding, state.num_moving = 1, 1 + counts, 2 - counts
     handover.free_held(replica_view(cluster, 0), 0)
-    assert cluster.free_rows[0, 0] == 4, "its row can be had again"
+    assert cluster.free_rows[0].tolist() == [0, 1, 4, 3], "its row can be had again"
 
 
 @plain

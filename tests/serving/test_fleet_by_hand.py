@@ -243,6 +243,12 @@ def test_parked_requests_arrive_when_somebody_is_there() -> None:
     cluster.requests.status[:] = [PARKED, FINISHED, PARKED, WAITING]
     cluster.control[NUM_PARKED] = 2
     assert one.is_stuck
+    cluster.control[NUM_PARKED] = 0
+    for frozen, is_stuck in (([0, 1, 0], True), ([1, 0, 1], False)):
+        cluster.replicas.frozen, cluster.replicas.num_outstanding[1], cluster.replicas.num_coming[1] = frozen, 1, 1
+        assert one.is_stuck is is_stuck
+    cluster.replicas.num_outstanding = cluster.replicas.num_coming = 0
+    cluster.control[NUM_PARKED] = 2
     one.admit(3.0)
     assert one.env.calendar.book.num_events == 0 and one.fleet.candidates.size == 0
     one.replicas.change(4.0, 2, UP)
@@ -292,7 +298,7 @@ def test_requests_at_a_dead_replica_arrive_again_when_another_can_decode(can_go:
         has_roles=True, cluster=cluster, replicas=one.replicas, send_again=lambda *what: sent.append(what),
         env=Bag(decode=Bag(candidates=np.arange(2 if can_go else 0))),
     )  # fmt: skip
-    cluster.replicas.num_coming = [1, 2, 0]
+    cluster.replicas.num_coming, cluster.replicas.num_outstanding = [1, 2, 0], [0, 2, 0]
     Traffic.send_stranded(stranded, 5.0)
     assert sent == ([(1, 5.0)] if can_go else [])
     stranded.has_roles = False
@@ -381,7 +387,7 @@ def test_helper_takes_back_what_others_keep_for_lost_requests() -> None:
     q, replicas, tiers = cluster.requests, cluster.replicas, new_tiers(3, 4, 8, 1)
     q.status[:], q.replica[:] = [WAITING, MOVING, MOVING, RUNNING], [0, 1, 1, 2]
     q.decode_replica[:], q.held_blocks[:] = [2, NONE, NONE, 2], 0
-    replicas.num_coming, replicas.num_landing, tiers.num_loading[:] = [5, 5, 5], [3, 3, 3], [0, 2, 0, 0]
+    replicas.num_coming, replicas.num_landing, tiers.num_loading[:] = [5, 5, 5], [3, 3, 3], [0, 1, 0, 0]
     stopped: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evacuation, "stop_transfer", lambda flows, book, r, now_s: stopped.append(int(r)))
@@ -507,10 +513,11 @@ def test_the_idlest_replicas_drain_first_and_starting_ones_before_them() -> None
     drained.clear()
     Manager._reconcile(manager, 0, 1.0)
     assert drained == [-1, -3]
-    manager.pools[0].desired = 2
-    drained.clear()
-    Manager._reconcile(manager, 0, 1.0)
-    assert drained == [-1]
+    for desired, started in ((2, [-1]), (1, [])):
+        manager.pools[0].desired = desired
+        drained.clear()
+        Manager._reconcile(manager, 0, 1.0)
+        assert drained == started
 
 
 def test_starting_replicas_drain_from_the_last_on() -> None:
@@ -614,14 +621,15 @@ def test_slots_for_keys() -> None:
 
 
 def test_slots_of_adapters_by_hand() -> None:
-    """Two slots. Adapters take 2, 3 and 4 s; two in use make iterations half as long again."""
+    """Two slots. Adapters take 2, 3 and 4 s; two in use make iterations half as long again, and it is a straggler."""
     cluster = arrays(5, replicas=1)._replace(adapter_slots=new_slots(1, 2))
+    cluster.replicas.straggling = 1.0
     cluster.requests.adapter[:] = [0, 1, 2, 0, 2]
     adapters = new_adapters(np.array([2.0, 3.0, 4.0]), np.array([0.0, 0.1, 0.5]), 1)
     assert take_adapter(cluster, adapters, 0, 0, 1.0) == 3.0
-    assert cluster.replicas.slowdown[0] == pytest.approx(0.1)
+    assert cluster.replicas.slowdown[0] == pytest.approx(2 * 1.1 - 1)
     assert take_adapter(cluster, adapters, 0, 1, 1.5) == 6.0, "loaded one after the other"
-    assert cluster.replicas.slowdown[0] == pytest.approx(0.5)
+    assert cluster.replicas.slowdown[0] == pytest.approx(2 * 1.5 - 1)
     assert take_adapter(cluster, adapters, 0, 2, 2.0) == np.inf, "both slots are in use"
     for request in (2, 4):
         wait_in_line(cluster, adapters, 0, request)
@@ -629,7 +637,7 @@ def test_slots_of_adapters_by_hand() -> None:
     leave_adapter(cluster, adapters, 0, 0, 7.0)
     assert next_in_line(cluster, adapters, 0, 7.0) == np.inf, "another one uses it"
     leave_adapter(cluster, adapters, 0, 3, 8.0)
-    assert cluster.replicas.slowdown[0] == pytest.approx(0.1)
+    assert cluster.replicas.slowdown[0] == pytest.approx(2 * 1.1 - 1)
     assert next_in_line(cluster, adapters, 0, 8.0) == 12.0
     assert leave_line(cluster, adapters, 0) == 2 and adapters.line[0, NUM_IN_LINE] == 1
     assert next_in_line(cluster, adapters, 0, 8.5) == 12.0 and leave_line(cluster, adapters, 0) == 4

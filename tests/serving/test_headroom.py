@@ -63,6 +63,14 @@ def test_where_requests_are_drawn_there_are_enough_of_them() -> None:
     assert not room.is_rough and room.curve.num_requests == 2000
 
 
+def test_of_those_that_are_drawn_some_may_be_too_long() -> None:
+    """Neither of two is, but a quarter of the others."""
+    lengths = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 1]}
+    workload = {"rate": 500.0, "num_requests": 2, "lengths": lengths, "max_tokens": 150}
+    done = gnomon.simulate({**ONE_MS, "workload": workload, "seed": 2})
+    assert done.num_requests == 2 and done.headroom.curve.num_requests == 1070
+
+
 @pytest.mark.parametrize("num_requests", [600, 3000])
 def test_capacity_where_a_batch_has_a_place_for_everyone(num_requests: int) -> None:
     """An iteration takes 1 ms and another 1 ms for each sequence: 1,000 tokens per second at most, 50 requests of 20

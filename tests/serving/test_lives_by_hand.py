@@ -18,7 +18,16 @@ from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, FleetRecord, Replica, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.calendar import CONTROL_TICK, KV_LANDS, new_calendar, schedule_all
-from gnomon.serving.engine.state import MOVING, NONE, NUM_PARKED, RUNNING, Cluster
+from gnomon.serving.engine.state import (
+    FROM_PREFILL,
+    FROM_TRANSFER,
+    MOVING,
+    NONE,
+    NUM_PARKED,
+    NUM_SHED,
+    RUNNING,
+    Cluster,
+)
 from gnomon.serving.features.front_end import as_client_sees, open_front_end
 from gnomon.serving.features.tiers import new_tiers
 from gnomon.serving.features.transfers import new_transfers
@@ -30,7 +39,7 @@ from gnomon.serving.scenario.autoscaling import (
     StragglerConfig,
 )
 from gnomon.serving.scenario.config import FrontEndConfig
-from serving_kit import Bag, arrays, plain, with_books
+from serving_kit import Bag, arrays, books, plain, with_books
 
 RANKS = 2
 
@@ -266,12 +275,14 @@ def test_an_answer_is_cut_to_the_limits_or_refused(answer: Any, count: int | Non
 
 
 @pytest.mark.parametrize(("interval_s", "ticks"), [(2.0, 1), (5.0, 0)])
-def test_a_controller_is_asked_before_the_end(interval_s: float, ticks: int) -> None:
+def test_a_controller_is_asked_before_the_end(interval_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is at 5 s."""
     given = Given(UP)
     fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(2))
     given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(2))
-    pools = [PoolView(min_replicas=1, max_replicas=1, desired=1, cold_start_s=1.0)]
+    admitted: list[float] = []
+    monkeypatch.setattr(Traffic, "admit", lambda self, now_s: admitted.append(now_s))
+    pools = [PoolView(min_replicas=1, max_replicas=1, desired=1, cold_start_s=1.0, replica_rate=0.0)]
     config = FleetConfig(controller=ControllerConfig(interval_s=interval_s))
     made = Manager(
         config, CONTROLLERS["fixed"], given.replicas, pools, Traffic(config.failures, fleet, given.env, given.replicas),
@@ -280,6 +291,7 @@ def test_a_controller_is_asked_before_the_end(interval_s: float, ticks: int) -> 
     book = given.env.calendar.book[0]
     assert book.num_events == ticks and (not ticks or given.env.calendar.events[0].time_s == interval_s)
     assert made.fleet.candidates.tolist() == [0, 1] and made.idle_ticks == 0 and not made.gave_up
+    assert admitted == [0.0]
 
 
 # What a controller sees.
@@ -290,12 +302,13 @@ def _seen(has_roles: bool = False, parked: int = 3) -> Any:
     given = Given(UP, STARTING, DOWN, has_roles=has_roles)
     a = given.cluster.replicas
     a.num_taken, a.num_waiting, a.num_outstanding = [1, 0, 2, 0, 6, 0], [1, 0, 1, 0, 4, 0], [3, 0, 3, 0, 9, 0]
+    given.cluster.control[NUM_SHED] = 5
     a.busy_s, a.num_finished = [0.5, 0.0, 0.25, 0.0, 4.0, 0.0], [1, 1, 1, 1, 5, 5]
     given.cluster.control[NUM_PARKED] = parked
     given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(6))
     fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(6))
     traffic = Traffic(FailureConfig(), fleet, given.env, given.replicas)
-    pools = [PoolView(min_replicas=1, max_replicas=2, desired=n, cold_start_s=1.0) for n in (7, 8)]
+    pools = [PoolView(min_replicas=1, max_replicas=2, desired=n, cold_start_s=1.0, replica_rate=0.0) for n in (7, 8)]
     return Observer(ControllerConfig(), CONTROLLERS["fixed"], given.replicas, traffic, pools, None)
 
 
@@ -306,6 +319,7 @@ def test_samples_of_pools_by_hand() -> None:
     assert seen.last_s == 4.0 and seen.sampled().shape == (1, 2, 13)
     assert seen.sampled()[0, 0].tolist() == [4.0, 1, 1, 0, 0, 7, 2 + 3, 6 - 2, 4.0, 0.0, 0.75, 0.0, 0.0]
     assert seen.sampled()[0, 1].tolist() == [4.0, 0, 0, 0, 1, 8, 4, 9 - 4, 10.0, 0.0, 4.0, 0.0, 0.0]
+    assert seen.view(0, 4.0, np.zeros(0, np.int64)).interval_s == 1e-9, "never nothing"
     view = seen.view(1, 6.0, np.zeros(0, np.int64))
     assert (view.waiting, view.running, view.interval_s, view.arrival_rate) == (4, 5, 2.0, 3.0)
     assert (view.min_replicas, view.max_replicas, view.desired, view.cold_start_s) == (1, 2, 8, 1.0)
@@ -328,13 +342,27 @@ def test_arrivals_that_are_known_ahead() -> None:
     seen.traffic.cluster.requests.arrival_s[:] = [1.0, 2.0, 9.0]
     seen.traffic.env.calendar.book.end_open = 2
     assert seen._arrivals_between(0.5, 1.0, 2.0) == 0.5 * 1.5 and seen._arrivals_between(1.0, 0.0, 99.0) == 3.0
+    seen.traffic.env.calendar.book.end_open = 1
+    assert seen._arrivals_between(1.0, 0.0, 99.0) == 3.0
     seen.traffic.env.calendar.book.end_open = 0
     assert seen._arrivals_between(1.0, 0.0, 99.0) == 0.0
 
 
 def test_requests_that_were_sent_again_are_counted() -> None:
-    record = FleetRecord("fixed", [], [], [], [], [], 2, [(1.0, 0, 3), (2.0, 1, 4)], np.arange(26.0).reshape(1, 2, 13))
+    samples = np.arange(26.0).reshape(1, 2, 13)
+    record = FleetRecord("mine", [], [], [], [], [], 2, [(1.0, 0, 3), (2.0, 1, 4)], samples, False, [], False)
     assert record.retries == 7 and record.column("desired").tolist() == [[5.0, 18.0]]
+
+
+def test_nobody_is_prefilled_whom_nobody_would_decode() -> None:
+    """The second pool decodes; it is down."""
+    for state, candidates in ((DOWN, []), (UP, [0, 1])):
+        given = Given(UP, OFF, state, has_roles=True)
+        given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(4, 6))
+        fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(4))
+        traffic = Traffic(FailureConfig(), fleet, given.env, given.replicas)
+        traffic.admit(1.0)
+        assert traffic.fleet.candidates.tolist() == candidates
 
 
 # What is lost with a replica.
@@ -353,7 +381,7 @@ def test_the_link_of_a_dead_replica_moves_nothing(has_roles: bool) -> None:
 @pytest.mark.parametrize(
     ("moving_s", "here", "landing", "let_go", "unlinked", "freed"),
     [
-        (5.0, 2, 4, [0], [], {1, 2}),  # its KV is on its way
+        (0.0, 2, 4, [0], [], {1, 2}),  # its KV is on its way
         (-1.0, 2, 5, [], [0], {1, 2}),  # it waits for blocks there
         (-1.0, 1, 5, [], [], {1}),  # nobody there has heard of it
     ],
@@ -361,20 +389,59 @@ def test_the_link_of_a_dead_replica_moves_nothing(has_roles: bool) -> None:
 def test_helper_takes_back_kv_that_others_keep(
     moving_s: float, here: int, landing: int, let_go: list[int], unlinked: list[int], freed: set[int]
 ) -> None:
-    """Prefilled in 1, where it is held, for 2."""
-    cluster = with_books(1, replicas=3)
+    """Prefilled in 1, where it is held, for 2. Another one waits in 0 for its adapter."""
+    cluster = with_books(2, replicas=3)
     q, replicas = cluster.requests[0], cluster.replicas
+    cluster.requests.status[1], cluster.requests.replica[1] = MOVING, 0
     q.status, q.replica, q.prefill_replica, q.decode_replica = MOVING, here, 1, 2
-    q.held_blocks, q.moving_s, replicas.num_coming, replicas.num_landing = 2, moving_s, 5, 5
+    q.held_blocks, q.moving_s, replicas.num_coming, replicas.num_landing = 1, moving_s, 5, 5
     calls: dict[str, list[int]] = {"free_held": [], "let_go": [], "unlink_ready": [], "stop_transfer": []}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("free_held", "let_go", "unlink_ready"):
             patch.setattr(evacuation, name, lambda replica, r, name=name: calls[name].append(int(r)))
         patch.setattr(evacuation, "stop_transfer", lambda moved, book, r, now_s: calls["stop_transfer"].append(int(r)))
-        args = (new_transfers(1, 3, 3), new_tiers(3, 1, 0, 1), new_calendar(3, 8), np.arange(1), 6.0)
+        args = (new_transfers(2, 3, 3), new_tiers(3, 2, 0, 1), new_calendar(3, 8), np.arange(2), 6.0)
         assert evacuation._take_back(cluster, *args) == freed
     assert calls == {"free_held": [0], "let_go": let_go, "unlink_ready": unlinked, "stop_transfer": let_go}
-    assert replicas.num_coming.tolist() == [5, 5, 4] and replicas.num_landing.tolist() == [5, 5, landing]
+    assert replicas.num_coming.tolist() == [4, 5, 4] and replicas.num_landing.tolist() == [5, 5, landing]
+
+
+@plain
+def test_helper_takes_back_the_only_load() -> None:
+    cluster, made, stopped = with_books(1, replicas=1), new_tiers(1, 1, 4, 1), list[int]()
+    cluster.requests.status[0], cluster.requests.replica[0], made.num_loading[0] = MOVING, 0, 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evacuation, "stop_transfer", lambda moved, book, r, now_s: stopped.append(int(r)))
+        evacuation._take_back(cluster, new_transfers(1, 1, 5), made, new_calendar(1, 8), np.arange(1), 6.0)
+    assert stopped == [0] and books(cluster) == {"num_coming": 9, "num_landing": 9} and made.num_loading[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("held", "first_at", "keeps", "prefill"),
+    [
+        (1, FROM_PREFILL, True, 21),  # its client has the first token
+        (1, FROM_TRANSFER, True, 20),
+        (0, FROM_PREFILL, True, 24),
+        (0, FROM_PREFILL, False, 20),
+    ],
+)
+def test_what_a_request_whose_kv_was_under_way_goes_on_from(
+    held: int, first_at: int, keeps: bool, prefill: int
+) -> None:
+    cluster = arrays(2, replicas=3)
+    cluster.replicas.first_token_at[0] = first_at
+    q = cluster.requests[1]
+    q.status, q.replica, q.processed, q.held_blocks, q.decode_replica = MOVING, 1, 24, held, 2
+    q.first_token_s, q.scheduled_s, q.preempted_at_s, q.prefilled_s, q.moving_s, q.landed_s = 0.0, 0.25, 1, 1, 1, 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evacuation, "_take_back", lambda *_: set())
+        evacuation.evacuate(
+            cluster, _dying(cluster), range(1, 2), np.array([1]), keeps_tokens=keeps, stores_kv=False, now_s=6.0
+        )
+    assert (q.prefill_tokens, q.processed, q.num_restarts) == (prefill, 0, 1)
+    assert (q.first_token_s, q.scheduled_s) == ((0.0, 0.25) if keeps else (-1.0, -1.0))
+    assert (q.preempted_at_s, q.prefilled_s, q.moving_s, q.landed_s) == (-1.0, -1.0, -1.0, -1.0)
+    assert (q.held_blocks, q.keyed_blocks, q.foreseen, q.replica, q.decode_replica) == (0, 0, 0, NONE, NONE)
 
 
 def _dying(cluster: Cluster) -> Any:
@@ -385,10 +452,10 @@ def _dying(cluster: Cluster) -> Any:
 
 
 def test_a_dead_replica_is_as_new_but_for_what_comes_to_it() -> None:
-    """Decodes that step together are settled first: the first of two made 3 tokens since it joined."""
+    """Decodes that step together are settled first: the first of two made a token since it joined."""
     cluster = arrays(3, replicas=3)
     q, state = cluster.requests, cluster.replicas[1]
-    q.status[:], q.replica[:], q.processed[:], q.joined[:] = RUNNING, [1, 1, 0], [21, 22, 23], [4, 7, 0]
+    q.status[:], q.replica[:], q.processed[:], q.joined[:] = RUNNING, [1, 1, 0], [23, 22, 23], [6, 7, 0]
     q.first_token_s[:], q.last_token_s[:], q.decode_replica[:] = 1.0, 2.0, NONE
     state.num_stepping, state.steps, state.last_step_s, state.num_coming = 2, 7, 3.5, 6
     cluster.stepping[1, :2, 0] = [0, 1]
@@ -423,16 +490,19 @@ def test_front_ends_as_the_client_sees_them() -> None:
     cluster = arrays(3, replicas=2)
     config = FrontEndConfig(per_request_s=0.5, reply_s=0.125, stream_interval=4, per_message_s=0.25)
     q = cluster.requests
-    q.arrival_s[:] = [1.0, 1.25, 9.0]
+    q.arrival_s[:] = [0.25, 0.5, 9.0]
+    assert not open_front_end(FrontEndConfig(per_replica=True), cluster, 2, in_order=True).any()
+    open_front_end(config, cluster, 1, in_order=False)
+    assert q.arrival_s.tolist() == [0.25, 0.5, 9.0], "each comes when it is sent"
     front = open_front_end(config, cluster, 1, in_order=True)
-    assert front.tolist() == [0.5, 0.0, 0.0, 9.5] and q.arrival_s.tolist() == [1.5, 2.0, 9.5]
+    assert front.tolist() == [0.5, 0.0, 0.0, 9.5] and q.arrival_s.tolist() == [0.75, 1.25, 9.5]
     assert q.front_s.tolist() == [0.5, 0.75, 0.5] and (cluster.replicas.base_reply_s == 0.125).all()
     assert (cluster.replicas.reply_s == 0.125).all() and (cluster.replicas.message_s == 0.25).all()
     assert (cluster.replicas.stream_interval == 4).all()
-    q.first_token_s[:], q.last_token_s[:], q.finished_s[:] = [2.0, 0.0, -1.0], [3.0, 4.0, -1.0], [3.0, -1.0, -1.0]
+    q.first_token_s[:], q.last_token_s[:], q.finished_s[:] = [2.0, 0.0, -1.0], [3.0, 4.0, -1.0], [0.0, -1.0, -1.0]
     q.first_reply_s[:], q.last_reply_s[:] = 0.25, 0.5
     as_client_sees(config, cluster)
-    assert q.arrival_s.tolist() == [1.0, 1.25, 9.0] and q.first_token_s.tolist() == [2.25, 0.25, -1.0]
-    assert q.last_token_s.tolist() == [3.5, 4.0, -1.0] and q.finished_s.tolist() == [3.5, -1.0, -1.0]
+    assert q.arrival_s.tolist() == [0.25, 0.5, 9.0] and q.first_token_s.tolist() == [2.25, 0.25, -1.0]
+    assert q.last_token_s.tolist() == [3.5, 4.0, -1.0] and q.finished_s.tolist() == [0.5, -1.0, -1.0]
     as_client_sees(FrontEndConfig(), cluster)
-    assert q.arrival_s.tolist() == [1.0, 1.25, 9.0]
+    assert q.arrival_s.tolist() == [0.25, 0.5, 9.0]

@@ -93,7 +93,7 @@ def test_helper_brings_up_those_whose_batch_ends_before() -> None:
 
 @plain
 @pytest.mark.parametrize(
-    ("first", "last", "budget", "served"), [(0, 2, 9, [0, 1, 2]), (1, 2, 9, [1, 2]), (2, 2, 9, []), (0, 5, 0, [])]
+    ("first", "last", "budget", "served"), [(0, 2, 1, [0, 1, 2]), (1, 2, 9, [1, 2]), (2, 2, 9, []), (0, 5, 0, [])]
 )
 def test_helper_serves_arrivals_of_one_moment_together(
     first: int, last: int, budget: int, served: list[int], told: Callable[..., Told]
@@ -185,6 +185,7 @@ def test_helper_lets_a_request_wait_for_kv_of_other_tiers(
         ({"passes": False, "status_after": PARKED}, 2, [], 4),
         ({"uses": 4}, 0, [], 0),
         ({"uses": 2}, 0, [0], 0),
+        ({"uses": 3}, 0, [0], -2),
     ],
 )
 def test_helper_serves_an_instant(
@@ -251,7 +252,8 @@ def test_helper_hands_a_slot_on_to_all_in_line_that_can_have_one(told: Callable[
 
 def test_slots_and_lines_at_the_start_and_of_one_that_is_gone() -> None:
     made = adapters.new_adapters(np.ones(2), np.zeros(1), 2)
-    assert made.line.tolist() == [[0, NONE, NONE]] * 2 and not made.free_s.any() and not made.counts.any()
+    assert made.line.tolist() == [[0, NONE, NONE]] * 2 and made.counts.tolist() == [[0] * 3] * 2
+    assert not made.free_s.any()
     made.free_s[:], made.line[:] = 5.0, 3
     adapters.forget_adapters(made, 1)
     assert made.line.tolist() == [[3, 3, 3], [0, NONE, NONE]] and made.free_s.tolist() == [5.0, 0.0]
@@ -264,7 +266,9 @@ def test_shelves_at_the_start() -> None:
     assert made.slot_key.shape == made.slot_block.shape == (7, 32) and made.used.shape == (7, 1)
     assert made.loading.shape == (5, 4) and made.num_loading.shape == made.source.shape == (5,)
     assert made.loaded_tokens.shape == (3, 5) and made.block_bytes.shape == (3,)
-    assert tiers_of_kv.new_tiers(3, 5, 0, 4).loading.shape == (0, 4)
+    none = tiers_of_kv.new_tiers(3, 5, 0, 4)
+    assert none.block_key.shape == none.slot_key.shape == (0, 0) and none.loading.shape == (0, 4)
+    assert none.num_loading.shape == none.source.shape == (0,)
 
 
 @plain
@@ -286,6 +290,100 @@ def test_helper_finds_how_far_a_prefix_goes_on() -> None:
         cluster.replicas.tracks_blocks[0] = 1
         tiers_of_kv.prefix_cache.remember(replica_view(cluster, 0), 70, 5)
         assert (reach(tiers_of_kv.PEERS, 0, 0, 3), reach(tiers_of_kv.PEERS, 0, 0, 1)) == (1, 1)
+
+
+@plain
+@pytest.mark.parametrize(("is_fifo", "evicted"), [(0, 8), (1, 7)])
+def test_helper_evicts_as_the_tier_does(is_fifo: int, evicted: int) -> None:
+    made = tiers_of_kv.new_tiers(1, 1, 4, 1)
+    made.tiers.max_blocks, made.tiers.is_fifo = 2, is_fifo
+    assert [tiers_of_kv._put(made, 1, 1, key) for key in (7, 8, 7, 9)] == [0, 0, 0, evicted]
+
+
+@plain
+@pytest.mark.parametrize(
+    ("writes_back", "held"), [((0, 1, 1), [[9], [8], [7]]), ((1, 0, 0), [[], [7, 8, 9], [7, 8, 9]])]
+)
+def test_helper_writes_back_only_what_is_evicted(writes_back: tuple[int, ...], held: list[list[int]]) -> None:
+    """Of three tiers; nothing is evicted by what is not there."""
+    made = tiers_of_kv.new_tiers(1, 1, 4, 1)
+    made.tiers.is_there[:3], made.tiers.writes_back[:3] = 1, writes_back
+    made.tiers.max_blocks = [1, 1, 4, 0] if writes_back[1] else 4
+    for key in (7, 8, 9):
+        tiers_of_kv._write(made, 0, 1, key, 1.0)
+    assert [made.block_key[tier, : made.used[tier, 0]].tolist() for tier in range(3)] == held
+
+
+@plain
+@pytest.mark.parametrize(("tokens", "most", "chunk"), [(500, 200, 200), (100, 200, 100), (3000, 5000, 1000)])
+def test_helper_computes_a_prefix_in_chunks(tokens: int, most: int, chunk: int) -> None:
+    """As many tokens as a batch or the tables have; the mean chunk stands in the middle of them."""
+    seen: list[Any] = []
+    replica: Any = Bag(state=Bag(max_batch_tokens=most, row=3, num_stages=2))
+    tables: Any = Bag(token_s=np.zeros((1, 1001)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers_of_kv, "iteration_s", lambda *given: seen.append(given) or 2.0)
+        assert tiers_of_kv._prefill_s(tables, replica, tokens, 64) == 2.0 * tokens / chunk
+    kv = 64 + 0.5 * (tokens - chunk)
+    assert seen == [(tables, 3, 2, (chunk, 1, float(chunk * chunk), chunk * kv, 0, 0.0, 0.0, 0, kv), chunk)]
+
+
+@plain
+@pytest.mark.parametrize(
+    ("prefill", "prefix", "per_hash", "last"),
+    [(64, 3, 1, 3), (48, 3, 1, 2), (49, 3, 1, 3), (113, 3, 2, 6), (64, 1, 1, 1)],
+)
+def test_helper_loads_no_more_than_may_be_found(prefill: int, prefix: int, per_hash: int, last: int) -> None:
+    """A token is left to compute; the first block is here."""
+    cluster, made, seen = with_books(1), tiers_of_kv.new_tiers(1, 1, 8, 8), list[tuple[int, int]]()
+    q, made.tiers.is_there[0] = cluster.requests[0], 1
+    q.prefill_tokens, q.prefix_count = prefill, prefix
+    cluster.replicas.prefix_cache, cluster.replicas.tracks_blocks, cluster.replicas.blocks_per_hash = 1, 1, per_hash
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers_of_kv.prefix_cache, "count_hits", lambda *_: 1)
+        patch.setattr(tiers_of_kv.prefix_cache, "count_free_hits", lambda *_: 0)
+        patch.setattr(tiers_of_kv, "_run_in", lambda *given: seen.append(given[-2:]) or 1)
+        assert not tiers_of_kv.begin_load(cluster, None, made, None, None, 0, 0, 5.0)  # type: ignore[arg-type]
+    assert seen == [(1, last)]
+
+
+@plain
+@pytest.mark.parametrize(
+    ("source", "is_fifo", "free_blocks", "used"),
+    [(0, 0, 9, [(0, 1), (0, 2)]), (0, 1, 9, []), (3, 0, 9, []), (2, 0, 5, [(2, 1), (2, 2)]), (2, 0, 4, None)],
+)
+def test_helper_loads_what_is_beyond_the_blocks_that_are_here(
+    source: int, is_fifo: int, free_blocks: int, used: list[tuple[int, int]] | None
+) -> None:
+    """Block 0 is here, and free; 1 and 2 come from elsewhere. Two blocks stay free. What is loaded was used there."""
+    cluster, made = with_books(1, replicas=2), tiers_of_kv.new_tiers(2, 1, 8, 4)
+    state, q, asked = cluster.replicas[0], cluster.requests[0], list[Any]()
+    made.tiers.is_there, made.tiers.is_fifo, made.tiers.latency_s = 1, is_fifo, [1.0, 2.0, 3.0, 4.0]
+    made.block_bytes[:] = 8.0
+    q.prefill_tokens, q.prefix_count, state.watermark_blocks = 64, 3, 2
+    state.prefix_cache = state.tracks_blocks = state.blocks_per_hash = 1
+    state.free_blocks, state.peak_blocks, cluster.replicas.frozen = free_blocks, 0, 0
+    taken, put = iter((21, 22)), list[tuple[int, int]]()
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tiers_of_kv.prefix_cache
+        for name, answer in (("count_hits", 1), ("count_free_hits", 1), ("find", 20), ("share", None)):
+            patch.setattr(cache, name, lambda *_, answer=answer: answer)
+        patch.setattr(cache, "take_oldest", lambda replica: next(taken))
+        patch.setattr(cache, "key_of", lambda replica, r, position: position)
+        patch.setattr(tiers_of_kv, "_run_in", lambda cluster, made, tier, *_: 3 if tier == source else 1)
+        patch.setattr(tiers_of_kv, "load_s", lambda moved, book, link, size, now: asked.append((link, size)) or 5.0)
+        patch.setattr(tiers_of_kv, "_prefill_s", lambda *given: asked.append(given[-2:]) or 99.0)
+        patch.setattr(tiers_of_kv, "start_load", lambda *given: asked.append(given[2:]))
+        patch.setattr(tiers_of_kv, "_put", lambda made, tier, number, key: put.append((tier, key)))
+        is_loading = tiers_of_kv.begin_load(cluster, None, made, None, None, 0, 0, 6.0)  # type: ignore[arg-type]
+    assert is_loading is (used is not None)
+    if used is None:
+        return
+    link = (1 + source) * 2 + (1 if source == 3 else 0)
+    assert asked == [(link, 16.0), (32, 16), (0, link, 16.0, 6.0)] and put == used
+    assert made.loading[0].tolist() == [20, 21, 22, 0] and made.num_loading[0] == 3 and q.loaded_from == 1
+    assert made.loaded_tokens[0, source] == 32 and state.free_blocks == free_blocks - 2
+    assert [tiers_of_kv.latency_s(cluster, made, (1 + one) * 2) for one in range(4)] == [1.0, 2.0, 3.0, 4.0]
 
 
 # Requests that end.
@@ -406,14 +504,49 @@ def test_helper_frees_what_the_prefill_replica_held(told: Callable[..., Told]) -
 
 
 @plain
-def test_helper_gives_blocks_to_kv_that_comes() -> None:
-    """20 tokens take two blocks of 16."""
-    cluster = with_books(1)
+@pytest.mark.parametrize("hits", [0, 1, 2])
+def test_helper_gives_blocks_to_kv_that_comes(hits: int) -> None:
+    """33 tokens take three blocks of 16, some of which are there."""
+    cluster, found = with_books(1), list[int]()
     state, q = cluster.replicas[0], cluster.requests[0]
-    state.num_ready, state.first_ready, state.free_blocks, state.peak_blocks = 1, 0, 9, 0
-    assert handover.begin_landing(replica_view(cluster, 0), 6.0) == 0
-    assert (q.status, q.processed, q.num_blocks, q.moving_s) == (MOVING, 0, 2, 6.0)
-    assert (state.free_blocks, state.num_landing, state.num_ready) == (7, 11, 0)
+    state.num_ready, state.first_ready, state.free_blocks, state.peak_blocks, q.prefill_tokens = 1, 0, 9, 0, 33
+
+    def hold_found(replica: Any, r: int, hits: int) -> None:
+        found.append(hits)
+        replica.requests[r].num_blocks = hits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handover.prefix_cache, "count_hits", lambda *_: hits)
+        patch.setattr(handover, "hold_found", hold_found)
+        assert handover.begin_landing(replica_view(cluster, 0), 6.0) == 0
+    assert found == ([hits] if hits else []) and (q.status, q.processed) == (MOVING, 16 * hits)
+    assert (q.num_blocks, q.moving_s, state.free_blocks) == (3, 6.0, 6 + hits)
+    assert (state.num_landing, state.num_ready) == (11, 0)
+
+
+@plain
+@pytest.mark.parametrize(("free_blocks", "may"), [(2, True), (1, False)])
+def test_helper_needs_fewer_blocks_for_kv_that_is_there(free_blocks: int, may: bool) -> None:
+    """Of three blocks two are there; one of those is free, and would be taken."""
+    cluster = with_books(1)
+    state = cluster.replicas[0]
+    state.num_ready, state.first_ready, state.num_holding, state.watermark_blocks = 1, 0, 0, 0
+    state.free_blocks, cluster.requests.prefill_tokens = free_blocks, 33
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handover.prefix_cache, "count_hits", lambda *_: 2)
+        patch.setattr(handover.prefix_cache, "count_free_hits", lambda *_: 1)
+        assert bool(handover.may_land(replica_view(cluster, 0))) is may
+
+
+@plain
+def test_helper_frees_blocks_from_the_last_on() -> None:
+    cluster, released = with_books(1), list[int]()
+    q, cluster.replicas.tracks_blocks = cluster.requests[0], 1
+    cluster.tables[0, 0, :3], q.held_blocks, q.held_table, cluster.replicas.free_blocks = [7, 8, 9], 3, 0, 5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handover.prefix_cache, "release", lambda replica, block: released.append(int(block)))
+        handover.free_held(replica_view(cluster, 0), 0)
+    assert released == [9, 8, 7] and cluster.replicas.free_blocks[0] == 5 and q.held_blocks == 0
 
 
 # A batch that ends.
@@ -448,7 +581,7 @@ def test_helper_counts_what_a_batch_computed(
     state.overlaps, state.num_running, state.reply_s = change.get("overlaps", 0), 1, 0.5
     q.processed, q.status, q.first_token_s, q.last_token_s = change["processed"], IN_FLIGHT, -1.0, -1.0
     if q.processed > 20:
-        q.first_token_s, q.last_token_s = 3.0, 4.0
+        q.first_token_s, q.last_token_s = 0.0, 4.0
     had_token = bool(q.first_token_s >= 0.0)
     calls = told(loop, "defer", "finish", "hand_over", _accepted=given["accepted"], leaves=given["leaves"])
     with pytest.MonkeyPatch.context() as patch:
@@ -463,7 +596,7 @@ def test_helper_counts_what_a_batch_computed(
     made = {"stalled": 0, "decode_left": 10 - produced, "num_produced": 10 + produced} if produced else {}
     assert books(cluster) == {name: n for name, n in {**left, **made}.items() if n != 10}
     if produced:
-        assert (q.first_token_s, q.last_token_s) == (3.0 if had_token else 6.0, 6.0)
+        assert (q.first_token_s, q.last_token_s) == (0.0 if had_token else 6.0, 6.0)
         assert had_token or q.first_reply_s == 0.5
         gaps = dict(zip(log.gap_s[: log.used[2]].tolist(), log.gap_count[: log.used[2]].tolist(), strict=True))
         assert gaps == ({2.0: 1} if had_token else {}) | ({0.0: produced - 1} if produced > 1 else {})
@@ -515,7 +648,7 @@ def test_helper_wakes_a_replica(change: dict[str, Any], steps: list[str], again:
     [
         (5.0, 9.0, 9, False, [("wake", 5.0)]),
         (5.0, 9.0, 0, False, [("wake", 5.0)]),
-        (NEVER, 7.0, 9, False, [("wake", 7.0)]),
+        (NEVER, 7.0, 1, False, [("wake", 7.0)]),
         (NEVER, 8.0, 9, False, []),  # not before 8 s
         (NEVER, 7.0, 0, False, []),
         (NEVER, 7.0, 9, True, [("fast", 8.0)]),
@@ -558,4 +691,7 @@ def test_helper_tracks_blocks_from_the_first_that_can_be_found_on(
         patch.setattr(loop.prefix_cache, "track_blocks", lambda replica: tracked.append(1))
         patch.setattr(loop, "push_waiting", lambda *_: None)
         loop.enqueue(cluster, 0, 0, 3.0)
-    assert len(tracked) == expected
+        assert len(tracked) == expected
+        cluster.replicas.num_ready = 0
+        handover.push_ready(replica_view(cluster, 1), 0)
+    assert len(tracked) == expected + (expected and prefix), "one that moves, too"

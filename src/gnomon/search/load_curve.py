@@ -130,8 +130,9 @@ def headroom(scenario: Scenario, requests: Requests) -> Headroom:
     load = scenario.workload.rate or len(requests) / max(float(requests.arrival_s[-1] - requests.arrival_s[0]), 1e-9)
     is_drawn = scenario.workload.trace is None and len(requests) == scenario.workload.num_requests
     if is_drawn and count < SURE_PER_RANK * ranks:
-        count = min(2 * SURE_PER_RANK * ranks, MAX_REQUESTS)
-        requests = generate(scenario.workload.model_copy(update={"num_requests": count}), scenario.seed)
+        more = min(2 * SURE_PER_RANK * ranks, MAX_REQUESTS)
+        requests = generate(scenario.workload.model_copy(update={"num_requests": more}), scenario.seed)
+        count = len(requests)  # Those that are too long are left out.
     some = requests if count == len(requests) else requests.take(np.arange(count))
     end = time.monotonic() + PATIENCE_S
 

@@ -5,10 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gnomon.serving.engine.calendar import CONTROL_TICK, Calendar, schedule_all
-
-REPLICA_CHANGES = 101
-"""A kind of event: something happens to a replica; its subject is the place in the agenda."""
+from gnomon.serving.engine.calendar import CONTROL_TICK, REPLICA_CHANGES, Calendar, schedule_all
 
 
 @dataclass

@@ -31,7 +31,7 @@ class Lives:
     has_room: Callable[[int, float], None]
     """Called with a pool and the time when a replica may be missing, or can be started again."""
     failures: int = 0
-    latest_token_s: float = -1.0
+    latest_token_s: float | None = None
     """The last token, when that was looked at last."""
 
     def __post_init__(self) -> None:

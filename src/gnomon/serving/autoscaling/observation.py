@@ -23,7 +23,7 @@ class PoolView:
     max_replicas: int
     desired: int
     cold_start_s: float
-    replica_rate: float = 0.0
+    replica_rate: float
     memory: dict[str, Any] = field(default_factory=dict)
     busy_s: float = 0.0
     taken: int = 0

@@ -112,7 +112,7 @@ def history(members: list[Replica], changes: list[tuple[float, int, int]], end_s
             times.append(at)
             counts.append(count.copy())
     for replica in range(len(members)):
-        seconds[replica, now[replica]] += max(end_s - since[replica], 0.0)
+        seconds[replica, now[replica]] += end_s - since[replica]
     return History(np.array(times), np.array(counts), seconds)
 
 
@@ -142,10 +142,10 @@ class FleetRecord:
     """(time, replica, requests that were sent again) of each replica that was lost."""
     samples: Floats
     """[sample, pool, column of `SAMPLES`]."""
-    sees_future: bool = False
+    sees_future: bool
     """The controller knew the arrivals to come."""
-    warnings: list[str] = field(default_factory=list)
-    gave_up: bool = False
+    warnings: list[str]
+    gave_up: bool
     """Requests waited for a replica that nobody started."""
 
     @property

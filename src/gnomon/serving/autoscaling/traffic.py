@@ -89,7 +89,7 @@ class Traffic:
         self._arrive_again(ids, now_s)
         targets = self.replicas.taking_requests()
         targets = targets[np.isin(targets, self.can_decode)]
-        if self.has_roles and targets.size:
+        if targets.size:
             redirect(self.cluster, ranks, targets, self._under_way)
 
     def send_stranded(self, now_s: float) -> None:

@@ -79,7 +79,7 @@ def send_to_replica(fleet: Fleet, env: Environment, r: int, request_id: int, now
 def take_adapter_slot(fleet: Fleet, env: Environment, r: int, request_id: int, now: float) -> None:
     """A request has reached the scheduler of replica `r`: into its queue, once its adapter is loaded."""
     cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
-    if cluster.breakdown.size > 0:
+    if breakdown.is_on(cluster):
         breakdown.come(cluster, request_id, now, breakdown.OUTAGE)
     if request.adapter != NONE:
         ready_s = take_adapter(cluster, env.adapters, r, request_id, now)
@@ -99,7 +99,7 @@ def take_adapter_slot(fleet: Fleet, env: Environment, r: int, request_id: int, n
 def load_prefix(fleet: Fleet, env: Environment, r: int, request_id: int, now: float) -> None:
     """Put a request into the queue of replica `r`, or let it wait for KV that another tier holds."""
     cluster, book = fleet.cluster, env.calendar.book[0]
-    if cluster.breakdown.size > 0:
+    if breakdown.is_on(cluster):
         breakdown.come(cluster, request_id, now, breakdown.ADAPTER)
     if book.has_tiers != 0 and begin_load(cluster, fleet.tables, env.tiers, env.transfers, book, r, request_id, now):
         cluster.requests[request_id].replica = r

@@ -148,7 +148,7 @@ def handle_move(fleet: Fleet, engine: Engine, env: Environment, log: Log, kind: 
     replica = replica_view(cluster, r)
     group = replica.state.group_first
     if kind == KV_READY:
-        if cluster.breakdown.size > 0:
+        if breakdown.is_on(cluster):
             breakdown.move(cluster, request_id, now)
         push_ready(replica, request_id)
         land_ready(cluster, env, r, now)

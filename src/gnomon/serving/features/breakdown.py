@@ -65,6 +65,12 @@ ENTRY = np.dtype(
 )
 
 
+@inlined
+def is_on(cluster: Cluster) -> bool:
+    """Whether it is written in this run."""
+    return cluster.breakdown.size > 0
+
+
 # Waiting.
 
 

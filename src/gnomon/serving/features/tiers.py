@@ -223,7 +223,7 @@ def _run_in(cluster: Cluster, tiers: Tiers, source: int, r: int, request_id: int
 def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: int) -> float:
     """Seconds to compute so many tokens behind those before them, alone, in chunks."""
     state = replica.state
-    chunk = float(max(1, min(tokens, state.max_batch_tokens, tables.token_s.shape[1] - 1)))
+    chunk = float(min(tokens, state.max_batch_tokens, tables.token_s.shape[1] - 1))
     kv = before + 0.5 * (tokens - chunk)
     shape = Shape(int(chunk), 1, chunk * chunk, chunk * kv, 0, 0.0, 0.0, 0, kv)
     return iteration_s(tables, state.row, state.num_stages, shape, int(chunk)) * tokens / chunk
