@@ -9,7 +9,9 @@ import pytest
 
 import gnomon
 from gnomon.report.serving.text import headroom_words, timing_words
+from gnomon.search.capacity import saturation
 from gnomon.search.load_curve import Headroom, LoadCurve
+from gnomon.workload import generate
 
 ONE_MS = {"timing": {"source": "table", "table": {"per_iteration": 0.001}}, "model": "llama-3-8b", "device": "h200"}
 
@@ -68,7 +70,7 @@ def test_of_those_that_are_drawn_some_may_be_too_long() -> None:
     lengths = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 1]}
     workload = {"rate": 500.0, "num_requests": 2, "lengths": lengths, "max_tokens": 150}
     done = gnomon.simulate({**ONE_MS, "workload": workload, "seed": 2})
-    assert done.num_requests == 2 and done.headroom.curve.num_requests == 1070
+    assert len(done.requests) == 2 and done.headroom.curve.num_requests == 1070
 
 
 @pytest.mark.parametrize("num_requests", [600, 3000])
@@ -82,6 +84,15 @@ def test_capacity_where_a_batch_has_a_place_for_everyone(num_requests: int) -> N
         {**ONE_MS, "timing": table, "workload": workload, "batching": {"max_sequences": 4096}}
     ).headroom
     assert room.capacity_per_s == pytest.approx(50, rel=0.1)
+
+
+def test_nobody_leaves_while_a_backlog_is_worked_off() -> None:
+    """One of a millisecond at a time: most of thousands at once would leave."""
+    lengths = {"distribution": "fixed", "prompt": 10, "output": 1}
+    workload = {"rate": 500.0, "num_requests": 2000, "lengths": lengths, "patience": {"give_up_after_s": 0.1}}
+    given = gnomon.simulate({**ONE_MS, "workload": workload, "batching": {"max_sequences": 1}}).scenario
+    most, is_sure = saturation(given, generate(given.workload, 0))
+    assert most == pytest.approx(1000.0) and is_sure
 
 
 def test_words() -> None:

@@ -9,6 +9,8 @@ from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.serving.engine.state import ABANDONED, FINISHED
 from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run import patience
+from gnomon.serving.run.cancel import cancel
 from gnomon.workload import WorkloadConfig, generate
 from serving_kit import requests_of, run, scenario
 
@@ -74,6 +76,16 @@ def test_users_of_a_closed_loop_go_on_after_giving_up():
     assert (q.status == ABANDONED).all()
     assert q.finished_s - q.arrival_s == pytest.approx(np.ones(6))
     assert q.arrival_s[-1] == pytest.approx(2.0, abs=3 * STEP_S)
+
+
+def test_who_is_in_no_replicas_hands_is_not_asked_to_leave(monkeypatch):
+    """A front end takes in twenty a second: of a hundred at once all but ten have given up before they pass it."""
+    asked = list[int]()
+    monkeypatch.setattr(patience, "cancel", lambda cluster, r, now_s: asked.append(r) or cancel(cluster, r, now_s))
+    some = {"front_end": {"per_request_s": 0.05}, "batching": {}}
+    _, q = served(0.52, [0.0] * 100, [10] * 100, [5] * 100, **some)
+    gone = np.flatnonzero(q.status == ABANDONED)
+    assert gone.size >= 88 and set(asked) <= set(gone.tolist()) and len(asked) <= 2 * gone.size
 
 
 def test_an_overloaded_server_loses_requests():

@@ -118,7 +118,8 @@ def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
     if not scenario.pools and (scenario.front_end.per_replica or scenario.front_end.takes_no_time):
         copies = scenario.num_replicas  # With a backlog, each works as if it were alone.
         scenario = scenario.model_copy(update={"num_replicas": 1})
-    scenario = scenario.model_copy(update={"time_limit_s": None})
+    lasting = scenario.workload.model_copy(update={"patience": None})  # None of a backlog leaves before it is served.
+    scenario = scenario.model_copy(update={"time_limit_s": None, "workload": lasting})
     requests = requests.take(np.arange(min(len(requests), BASE_REQUESTS)))
     count, before_s, can_repeat = len(requests), 0.0, not len(requests.prefix_hashes)
     if not can_repeat:

@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Ints
 from gnomon.jit import borrow, jit
-from gnomon.serving.engine.allocation import renew
+from gnomon.serving.engine.allocation import renew, settle
 from gnomon.serving.engine.batch_operations import let_go
 from gnomon.serving.engine.calendar import BLOCKS_FREED, Calendar, drop, schedule_all
 from gnomon.serving.engine.context import Environment
-from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.state import (
     FROM_PREFILL,
     IN_FLIGHT,
@@ -74,11 +73,7 @@ def evacuate(
     if cluster.breakdown.size:
         lose(cluster, ids, keeps_tokens)
     for r in ranks:
-        state = cluster.replicas[r]
-        members = cluster.stepping[r, : state.num_stepping, ID]
-        done = state.steps - q.joined[members]
-        q.processed[members] += done
-        q.last_token_s[members] = np.where(done > 0, state.last_step_s, q.last_token_s[members])
+        settle(cluster, r)
     if stores_kv:
         store_prefixes(cluster, env.tiers, ids, now_s)
     moved = q.held_blocks[ids] > 0

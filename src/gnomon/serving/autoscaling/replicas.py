@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.scenario.pool import Pool
@@ -46,7 +45,7 @@ class Replicas:
 
     def of(self, pool: int, *states: int) -> list[int]:
         """The replicas of a pool that are in one of these states."""
-        found: list[int] = np.flatnonzero((self.pool == pool) & _any_of(self.state, states)).tolist()
+        found: list[int] = np.flatnonzero((self.pool == pool) & np.isin(self.state, states)).tolist()
         return found
 
     def taking_requests(self) -> Ints:
@@ -54,12 +53,6 @@ class Replicas:
         is_open = self.state == UP
         is_open[list(self.dead)] = True
         return np.flatnonzero(is_open[self.replica_of])
-
-
-def _any_of(state: Ints, states: tuple[int, ...]) -> NDArray[np.bool_]:
-    wanted = np.zeros(len(STATES), bool)
-    wanted[list(states)] = True
-    return wanted[state]
 
 
 def replicas_of(pools: list[Pool], up: list[int]) -> Replicas:

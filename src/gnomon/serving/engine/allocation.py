@@ -6,7 +6,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.engine.calendar import NEVER
-from gnomon.serving.engine.decode_group import NEVER_STEP
+from gnomon.serving.engine.decode_group import ID, NEVER_STEP
 from gnomon.serving.engine.state import (
     FLIGHT,
     NEIGHBOURS,
@@ -72,6 +72,15 @@ def make_idle(records: Any) -> None:
     records["next_finish"] = NEVER_STEP
     records["next_end_s"] = NEVER
     records["reply_s"] = records["base_reply_s"]
+
+
+def settle(cluster: Cluster, r: int) -> None:
+    """Bring the records of those that step together in replica `r`, which is about to be renewed, up to date."""
+    state, requests = cluster.replicas[r], cluster.requests
+    members = cluster.stepping[r, : state.num_stepping, ID]
+    done = state.steps - requests.joined[members]
+    requests.processed[members] += done
+    requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])
 
 
 def renew(cluster: Cluster, r: int) -> None:

@@ -10,10 +10,9 @@ import numpy as np
 
 from gnomon.core.arrays import Ints
 from gnomon.jit import borrow, jit
-from gnomon.serving.engine.allocation import renew
+from gnomon.serving.engine.allocation import renew, settle
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
-from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, REJECTED
@@ -51,11 +50,7 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> 
         advance_one(fleet, engine, log, first, math.nextafter(stop, math.inf))
     requests = cluster.requests
     for r in range(first, last):
-        state = cluster.replicas[r]
-        members = cluster.stepping[r, : state.num_stepping, ID]
-        done = state.steps - requests.joined[members]
-        requests.processed[members] += done
-        requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])
+        settle(cluster, r)
     is_here = (first <= requests.replica) & (requests.replica < last)
     is_here &= (requests.status != FINISHED) & (requests.status != REJECTED)
     ids = np.flatnonzero(is_here & (requests.status != NOT_ARRIVED))

@@ -15,11 +15,13 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.engine.calendar import BLOCKS_FREED, DEADLINE, REQUEST_ARRIVES, REQUEST_SENT, schedule_all
 from gnomon.serving.engine.context import Environment
 from gnomon.serving.engine.log import Log
-from gnomon.serving.engine.state import ABANDONED, ENDED, IN_FLIGHT, NOT_ARRIVED, Cluster
+from gnomon.serving.engine.state import ABANDONED, ENDED, IN_FLIGHT, MOVING, NOT_ARRIVED, PARKED, Cluster
 from gnomon.serving.features.front_end import is_before_router
 from gnomon.serving.run.cancel import cancel
 from gnomon.workload import PatienceConfig, Requests
 
+BETWEEN = (NOT_ARRIVED, PARKED, MOVING)
+"""On its way to a replica: nobody can let it go."""
 LOOK_AGAIN_S = 0.02
 """One that is on its way between replicas cannot be let go: it is looked at again after this long."""
 
@@ -58,7 +60,8 @@ class Patience:
         self.hanging.update(late.tolist())
         for request_id in late.tolist():
             self._try_again(request_id, now_s + self.config.retry_after_s)
-        for request_id in list(self.hanging):
+        hanging = np.fromiter(self.hanging, np.int64, len(self.hanging))
+        for request_id in hanging[~np.isin(self.cluster.requests.status[hanging], BETWEEN)].tolist():
             request = self.cluster.requests[request_id]
             in_flight = request.status == IN_FLIGHT
             if cancel(self.cluster, request_id, now_s):
