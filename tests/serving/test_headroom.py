@@ -70,7 +70,7 @@ def test_of_those_that_are_drawn_some_may_be_too_long() -> None:
     lengths = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 1]}
     workload = {"rate": 500.0, "num_requests": 2, "lengths": lengths, "max_tokens": 150}
     done = gnomon.simulate({**ONE_MS, "workload": workload, "seed": 2})
-    assert len(done.requests) == 2 and done.headroom.curve.num_requests == 1070
+    assert len(done.requests) == 2 and done.headroom.curve.num_requests == 1494
 
 
 @pytest.mark.parametrize("num_requests", [600, 3000])
