@@ -261,6 +261,15 @@ def test_time_per_token_is_that_behind_the_first(tokens: int, met: float) -> Non
     assert check is not None and check(np.array([0])).tolist() == [met]
 
 
+@pytest.mark.parametrize(("finished_s", "met"), [(1.125, 1.0), (1.25, 0.0)])
+def test_who_takes_as_long_as_an_slo_allows_meets_it(finished_s: float, met: float) -> None:
+    """A first token after an eighth of a second, and one in each eighth behind it."""
+    limits = SloConfig(ttft_s=0.125, tpot_s=0.125, e2e_s=1.125)
+    found = records(1, output_tokens=9, first_token_s=0.125, finished_s=finished_s)
+    check = slo_check(limits, NOBODY, found)  # type: ignore[arg-type]
+    assert check is not None and check(np.array([0])).tolist() == [met]
+
+
 def test_classes_have_their_own_slo_and_who_was_rejected_meets_none() -> None:
     classes = SimpleNamespace(classes=(UserClass("any"), UserClass("strict", slo=SloConfig(ttft_s=0.05))))
     found = records(3, user_class=[0, 1, 0], status=[FINISHED, FINISHED, REJECTED])

@@ -214,6 +214,7 @@ def test_history_by_hand() -> None:
     assert seen.time_s.tolist() == [0.0, 2.0, 5.0, 9.0]
     assert seen.seconds[0].tolist() == [0.0, 0.0, 10.0, 0.0, 0.0]
     assert seen.seconds[1].tolist() == [2.0, 3.0, 4.0, 1.0, 0.0]
+    assert seen.counts[:, 1, OFF].tolist() == [1, 0, 0, 0] and not seen.counts[:, 0, OFF].any()
     assert seen.counts[:, 1, UP].tolist() == [0, 0, 1, 0] and seen.counts[:, 0, UP].tolist() == [1, 1, 1, 1]
     assert history(some, [(0.0, 0, UP), (12.0, 0, DOWN)], 10.0).seconds[0].tolist() == [0.0, 0.0, 10.0, 0.0, 0.0]
 

@@ -90,7 +90,7 @@ class Observer:
 
     def sampled(self) -> Floats:
         """[sample, pool, column]"""
-        return np.array(self.samples).reshape(-1, len(self.pools), len(SAMPLES))
+        return np.array(self.samples).reshape(len(self.samples), len(self.pools), len(SAMPLES))
 
     def _sample(self, number: int, now_s: float) -> list[float]:
         a = self.traffic.cluster.replicas[self.ranks[number]]
