@@ -94,7 +94,7 @@ def _posttrain(found: dict[str, Any]) -> Iterator[str]:
 
 def _policies(found: dict[str, Any]) -> Iterator[str]:
     for row in found["policies"]:
-        yield from (cell(row["step s"]), cell(row["tokens/s"]), cell(row["ratio"]), f"{100 * row['busy']:.1f} %")
+        yield from (cell(row["step s"]), cell(row["tokens/s"]), cell(row["ratio"]), f"{row['busy']:.1%}")
 
 
 def _routers(found: dict[str, Any]) -> Iterator[str]:

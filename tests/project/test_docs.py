@@ -36,6 +36,13 @@ def test_there_are_commands_to_check() -> None:
     assert len(readme_commands()) >= 5
 
 
+def test_examples_that_are_named_are_there() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    named = {name for page in pages for name in re.findall(r"examples/[a-z]+/\w+\.\w+", page.read_text("utf-8"))}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 @pytest.fixture(params=[80, 200])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """A terminal of so many columns."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gnomon
+from gnomon.api.routing import Routers
 from gnomon.cli.routing import command
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
@@ -180,8 +181,7 @@ def test_a_comparison_does_not_depend_on_where_it_runs(small):
 
 
 def test_the_report_holds_everything(small, tmp_path):
-    report = route_files.write_comparison(small, [], [], tmp_path)
-    page = report.read_text(encoding="utf-8")
+    page = (Routers(small).save(tmp_path) / "report.html").read_text(encoding="utf-8")
     assert "least_outstanding" in page and "unequal" in page and "@" + "TITLE@" not in page
     assert len(json.loads((tmp_path / "comparison.json").read_text())["rows"]) == len(small.rows)
     assert (tmp_path / "comparison.csv").read_text().count("\n") == len(small.rows) + 1

@@ -66,10 +66,11 @@ def test_the_training_page_answers_as_python_does(tab: Tab) -> None:
     asked = {"model": "llama-3-8b", "gpus": 8, "batch": 16, "sequence": 8192, "tensor_parallel": 2}
     step = gnomon.train(asked).step
     assert tab.page.inner_text("#pipeline-cards .card b") == f"{step.step_s:.4g} s"
-    assert tab.page.locator("#pipeline-memory .split i").count() == len(step.memory.parts) + 2  # Allocator, free.
-    assert "--tensor-parallel 2" in tab.page.inner_text("#pipeline-command")
+    bars = tab.page.locator("#pipeline-rest .split")
+    assert bars.nth(1).locator("i").count() == len(step.memory.parts) + 2  # Allocator, free.
+    assert "--tensor-parallel 2" in tab.page.inner_text("#pipeline-copies")
     tab.open("/pipeline?gpus=8&batch=16&tensor_parallel=1&pipeline_parallel=1")
-    assert "GB more than the" in tab.page.inner_text("#pipeline-notes .error")
+    assert "GB more than the" in tab.page.inner_text("#pipeline-rest .warning")
 
 
 def test_sliders_and_schedules_change_the_gantt(tab: Tab) -> None:
@@ -147,7 +148,7 @@ def test_a_search_runs_and_its_points_open_in_serve(tab: Tab, runs_folder: Path)
     assert tab.text("plan-fits") == "Configurations: 1, of which 1 fit." and len(tab.traces("plan-space")) == 1
     tab.page.click("#plan-run")
     wait_for_job(tab, "plan")
-    assert "Best: h100 TP1 PP1 vllm_v1 tokens=2048" in tab.text("plan-answer")
+    assert "Best deployment: h100 TP1 PP1 vllm_v1 tokens=2048" in tab.text("plan-answer")
     ranking = tab.text("plan-tables")
     place = tab.page.evaluate(
         """() => {
@@ -337,6 +338,16 @@ def plan_values(**changes: object) -> dict[str, object]:
 
     controls = [one for one in PAGE.controls if one.name != "dir"]  # Which looks into the folder of a server.
     return PAGE.read({one.name: one.from_query(one.to_query(one.default)) for one in controls} | changes)
+
+
+def test_a_copied_question_is_the_question() -> None:
+    from gnomon.core.text import parse_yaml
+    from gnomon.search.config import SearchConfig
+    from gnomon.ui.pages.plan import question_of, short
+
+    question = question_of(plan_values(devices=["h100"], tp="1, 2", ttft=500))
+    text = short(question)
+    assert load(SearchConfig, None, parse_yaml(text)) == question and "warmup" not in text
 
 
 def test_a_plan_takes_engines_and_prefill_and_decode_apart() -> None:

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
 from gnomon import compare, simulate
+from gnomon.api.search import Search
 from gnomon.core.errors import DataError
-from gnomon.report.search.files import write_search
 from gnomon.search.config import EffortConfig, SearchConfig
 from gnomon.search.study import search
 from gnomon.ui.app import make_app
@@ -35,7 +35,7 @@ def saved(runs_folder: Path) -> Path:
     compare(vary={"batching.policy": ["vllm_v1", "sarathi"]}, **SMALL).save(runs_folder / "policies")
     effort = EffortConfig(min_requests=200, max_requests=200, num_intervals=0)
     found = search(SearchConfig(effort=effort), results=runs_folder / "found" / "results.jsonl", jobs=1)
-    write_search(found, runs_folder / "found")
+    Search(found).save(runs_folder / "found")
     (runs_folder / "empty").mkdir()
     (runs_folder.parent / "secret.html").write_text("secret")
     return runs_folder
@@ -53,11 +53,11 @@ def test_runs_are_told_by_their_files(saved: Path) -> None:
         open_run(saved, "..")
 
 
-def test_a_damaged_run_is_listed_with_its_reason(tmp_path: Path) -> None:
+def test_a_run_without_its_page_is_listed_as_unfinished(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "scenario.yaml").write_text("model: x")
     (tmp_path / "bad" / "summary.json").write_text("{")
-    assert "cannot be read" in find_runs(tmp_path)[0].words
+    assert "unfinished" in find_runs(tmp_path)[0].words
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_runs_are_found_wherever_they_are_opened_from(tmp_path: Path) -> None:
 
 def test_runs_are_listed_found_and_opened(tab: Tab, saved: Path) -> None:
     tab.open("/runs")
-    rows = tab.page.locator("#runs-table tbody tr")
+    rows = tab.page.locator("#runs-list tbody tr")
     total = len(find_runs(saved))  # Other tests may have left searches there.
     assert rows.count() == total >= 5
     tab.type("runs-find", "policies")

@@ -143,7 +143,7 @@ def test_results_are_pinned_and_compared(tab: Tab) -> None:
     tab.idle()
     tab.type("serve-rate", "35")
     assert [one["name"] for one in tab.traces("serve-plot-ttft")] == ["now: rate 35", "rate 20", "rate 30"]
-    rows = tab.page.locator("#serve-compared tbody tr")
+    rows = tab.page.locator("#serve-comparison tbody tr")
     assert rows.count() == 3
     link = tab.page.url.removeprefix(tab.address)
     before = {one["name"]: one["line"]["color"] for one in tab.traces("serve-plot-ttft")}
@@ -152,7 +152,7 @@ def test_results_are_pinned_and_compared(tab: Tab) -> None:
     assert all(before[one["name"]] == one["line"]["color"] for one in tab.traces("serve-plot-ttft"))
     assert [one["name"] for one in tab.traces("serve-plot-ttft")] == ["now: rate 35", "rate 30"]
     tab.open(link)
-    assert tab.page.locator("#serve-compared tbody tr").count() == 3
+    assert tab.page.locator("#serve-comparison tbody tr").count() == 3
 
 
 def test_copies_are_the_scenario(tab: Tab, tmp_path: Path) -> None:

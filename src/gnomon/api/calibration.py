@@ -86,12 +86,6 @@ class GapExplanation(Result):
         """The causes, the largest first."""
         return [vars(one) for one in self.gap.causes]
 
-    def write_page(self, path: str | Path) -> Path:
-        """Write the page with both time lines."""
-        from gnomon.report.calibration import write_gap_page
-
-        return write_gap_page(self, path)
-
     def save(self, folder: str | Path) -> Path:
         """Write gap.json and gap.html into `folder`; returns it."""
         super().save(folder)

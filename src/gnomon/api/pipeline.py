@@ -12,23 +12,24 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
+from gnomon.pipeline.costs import TRANSFERS, Priority, StepCosts, check_priority
+from gnomon.pipeline.step_config import StepConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.explain import WhatIf
     from gnomon.pipeline.run import Run
     from gnomon.pipeline.step import StepRecord
-    from gnomon.pipeline.step_config import StepConfig
     from gnomon.pipeline.sweep_config import SweepConfig
     from gnomon.pipeline.sweeps import Sweep, SweepTable
     from gnomon.report.blocks import Block
 
-Priority = float | str
-"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
-TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
-"""What shares the links of a training step."""
+__all__ = [
+    "TRANSFERS", "PipelineStep", "Priority", "PrioritySweep", "StepConfig", "StepCosts", "check_priority",
+    "draw_heat_maps", "pipeline", "priorities_at", "schedule_csv", "schedules", "sweep",
+    "takes_chunks",
+]  # fmt: skip
 
 
 def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> PipelineStep:
@@ -39,7 +40,6 @@ def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, *
     A model on GPUs is `gnomon.train`.
     """
     from gnomon.pipeline.step import run_step
-    from gnomon.pipeline.step_config import StepConfig
 
     return PipelineStep(run_step(read(StepConfig, given, overrides)))
 
@@ -52,7 +52,7 @@ class PipelineStep(Result):
     step: StepRecord = field(repr=False)
 
     def __repr__(self) -> str:
-        return f"PipelineStep({self.run.title}: {self.run.total_time:.6g}, idle {100 * self.run.bubble:.1f} %)"
+        return f"PipelineStep({self.run.title}: {self.run.total_time:.6g}, idle {self.run.bubble:.1%})"
 
     @property
     def run(self) -> Run:
@@ -114,7 +114,7 @@ class PipelineStep(Result):
         from gnomon.report.pipeline.files import write_step
 
         with folder_written_whole(folder, ("step.*",)) as temporary:
-            write_step(self.step, temporary, **look)
+            write_step(self, temporary, **look)
             write_frame(temporary / "step.csv", self.frames["tasks"])
             write_text(temporary / "step.json", json.dumps(self.to_dict(), indent=1))
         return Path(folder)
@@ -211,7 +211,7 @@ def schedules() -> list[dict[str, Any]]:
             "name": name,
             "idle per rank": SCHEDULES[name].bubble,
             "activations": SCHEDULES[name].memory,
-            "": SCHEDULES[name].summary,
+            "what": SCHEDULES[name].summary,
             "source": SCHEDULES[name].source,
         }
         for name in SCHEDULES
@@ -238,30 +238,9 @@ def schedule_csv(
     return pytorch_csv.text(load_schedule(schedule, Plan(stages, n, chunks, memory_limit=memory_limit)))
 
 
-def check_priority(name: str, value: Priority) -> None:
-    """Refuse what is neither a weight nor the letter of an exclusive tier."""
-    from gnomon.pipeline.costs import check_priority as check
-
-    check(name, value)
-
-
-def cell_texts(cell: tuple[Priority, Priority, Priority]) -> tuple[str, str, str]:
-    """The priorities of a cell of the heat map as its axes write them."""
-    from gnomon.report.pipeline.heat_map import cell_texts as texts
-
-    return texts(cell)
-
-
 def priorities_at(grid: float, at: tuple[str, str]) -> tuple[str, str, str] | None:
     """The priorities of the cell at these places of the heat map's axes."""
     from gnomon.pipeline.sweep_config import priority_grid
+    from gnomon.report.pipeline.heat_map import cell_texts
 
     return next((found for cell in priority_grid(grid) if (found := cell_texts(cell))[:2] == at), None)
-
-
-def read_costs(path: str | Path) -> StepCosts:
-    """Costs per stage from a YAML file."""
-    from gnomon.core.config import load
-    from gnomon.pipeline.costs import StepCosts
-
-    return load(StepCosts, path)

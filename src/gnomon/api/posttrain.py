@@ -56,7 +56,7 @@ def posttrain(
 class PosttrainRun(Result):
     """The steps of one policy, and where the GPU time goes."""
 
-    view = "posttrain.text:run_"
+    view, listed = "posttrain.text:run_", ("steps",)
     config: Posttrain
     record: RunRecord = field(repr=False)
 
@@ -69,11 +69,11 @@ class PosttrainRun(Result):
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, timeline.html, timeline.perfetto.json, and decisions.jsonl where they were kept."""
         from gnomon.posttrain.live.replay import write_decisions
-        from gnomon.report.posttrain.figures import write_html, write_trace
+        from gnomon.report.posttrain.figures import write_trace
 
         folder = Path(folder)
         save(self.config, folder / "config.yaml")
-        write_html(self.record, folder / "timeline.html")
+        self.write_page(folder / "timeline.html")
         write_trace(self.record, folder / "timeline.perfetto.json")
         if any(step.decisions for step in self.record.steps):
             write_decisions(self.record, folder / "decisions.jsonl")
@@ -114,8 +114,9 @@ class PolicyComparison(Result):
         return policy_rows(self.outcomes, with_oracle=self.with_oracle)
 
     def save(self, folder: str | Path) -> Path:
-        """Write policies.json, and every policy's time line into a folder of its own."""
+        """Write report.html, policies.json, and every policy's time line into a folder of its own."""
         folder = Path(folder)
+        self.write_page(folder / "report.html")
         for one in self.outcomes:
             PosttrainRun(self.config, one.record).save(folder / one.policy)
         return write_text(folder / "policies.json", json.dumps(self.to_dict(), indent=1)).parent
@@ -157,7 +158,7 @@ def plan_posttrain(
 class PosttrainPlan(Result):
     """Plans for a GPU budget, the best first."""
 
-    view = "posttrain.text:plan_"
+    view, listed = "posttrain.text:plan_", ("plans",)
     plans: list[Planned] = field(repr=False)
     top: int = 10
 
@@ -171,11 +172,9 @@ class PosttrainPlan(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write plans.json, the best as config.yaml, and report.html."""
-        from gnomon.report.posttrain.text import write_plan
-
         save(self.plans[0].config, Path(folder) / "config.yaml")
         write_text(Path(folder) / "plans.json", json.dumps(self.summary, indent=1))
-        return write_plan(self.plans, self.commands, Path(folder) / "report.html").parent
+        return self.write_page(Path(folder) / "report.html").parent
 
 
 def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Efficiencies:

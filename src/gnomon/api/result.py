@@ -60,11 +60,15 @@ class Result:
 
     view: ClassVar[str] = ""
     """The module of `gnomon.report` that shows it: functions of a result `text`, and where it has any `data` (what
-    `--json` prints), `tables` (rows or frames by name), `drawers` (functions that draw, by name) and `write`; after a
-    colon, what their names begin with where several results share a module."""
+    `--json` prints), `tables` (rows or frames by name) and `drawers` (functions that draw, by name, if they are not
+    those of the text); after a colon, what their names begin with where several results share a module. A page
+    (`write_page`) has their `title` and, folded away, their `scenario`."""
 
     file: ClassVar[str] = ""
     """The JSON that `save` writes, if it is not named like the view."""
+
+    listed: ClassVar[tuple[str, ...]] = ()
+    """Lists of the summary that are its tables, where the view has no `tables`."""
 
     def _shown(self, name: str) -> Any:
         module, _, prefix = self.view.partition(":")
@@ -81,8 +85,13 @@ class Result:
         found: dict[str, Any] = self._shown("data") or self.summary
         return found
 
+    @property
+    def title(self) -> str:
+        """Of the page."""
+        return str(self._shown("title"))
+
     def text(self) -> list[Block]:
-        """Lines and tables: what the command line prints."""
+        """Lines, tables and pictures: what the command line prints, and what a page shows."""
         found: list[Block] = self._shown("text")
         return found
 
@@ -90,6 +99,15 @@ class Result:
         """Write everything into `folder`, made if missing; returns it."""
         file = Path(folder) / f"{self.file or self.view.rpartition('.')[2]}.json"
         return write_text(file, json.dumps(self.to_dict(), indent=1, default=str)).parent
+
+    def write_page(
+        self, path: str | Path, blocks: list[Block] | None = None, links: Mapping[str, str] | None = None
+    ) -> Path:
+        """Write the answer (or these `blocks`) as a page that needs no network and no other file."""
+        from gnomon.report.page import write_page
+
+        shown = self.text() if blocks is None else blocks
+        return write_page(path, self.title, shown, scenario=self._shown("scenario") or "", links=links)
 
     def explain(self) -> Result:
         """Why it is as it is; for results that have an explanation."""
@@ -99,10 +117,14 @@ class Result:
         )
 
     def _frames(self) -> Mapping[str, Callable[[], Rows | pl.DataFrame]]:
-        return self._shown("tables") or {}
+        found = self._shown("tables")
+        return {name: partial(self.summary.__getitem__, name) for name in self.listed} if found is None else found
 
     def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        return self._shown("drawers") or {}
+        from gnomon.report.blocks import plots_in
+
+        found = self._shown("drawers")
+        return {one.name: one.draw for one in plots_in(self.text())} if found is None else found
 
     @cached_property
     def frames(self) -> Mapping[str, pl.DataFrame]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Progress, Result, read
 from gnomon.routing.compare import TEACHER
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
-from gnomon.routing.stages import Folder, Watcher
+from gnomon.routing.stages import Folder, Watcher, clone_teacher, collect_demos, train
 from gnomon.routing.tune import TuneConfig, Tuned
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Routers(Result):
         """Write report.html, and all rows as CSV, Parquet and JSON."""
         from gnomon.report.routing.files import write_comparison
 
-        return write_comparison(self.comparison, self.goals, self.suite_goals, folder).parent
+        return write_comparison(self, folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,29 +164,11 @@ def tune(
     return TunedRouter(compare(against, everyone, jobs=jobs, ray=ray), found, made, tuple(names))
 
 
-def collect_demos(
-    config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None, ray: str | None = None
-) -> int:
-    """Let several routers act while a teacher says what would have been best; returns the number of decisions."""
-    from gnomon.routing import stages
-
-    return stages.collect_demos(config, folder, watch or Watcher(), jobs, ray)
-
-
 def dump_state(config: RouteConfig, folder: Folder, path: str | Path) -> None:
     """Write what the demonstrations observed as CSV or Parquet."""
     from gnomon.routing import demos
 
     demos.dump_state(demos.read(folder.demos, config), Path(path))
-
-
-def clone_teacher(
-    config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None, ray: str | None = None
-) -> list[dict[str, float]]:
-    """Clone the teacher from the folder's demonstrations, then correct the clone on what it meets itself (DAgger)."""
-    from gnomon.routing import stages
-
-    return stages.clone_teacher(config, folder, watch or Watcher(), jobs, ray)
 
 
 def train_online(config: RouteConfig, folder: Folder, watch: Watcher | None = None) -> Path:
@@ -198,13 +180,6 @@ def train_online(config: RouteConfig, folder: Folder, watch: Watcher | None = No
     policy, blocks = stages.train_online(config, folder, watch or Watcher())
     write_online(blocks, config, folder.root / "report.html")
     return policy
-
-
-def train(config: RouteConfig, folder: Folder, watch: Watcher | None = None, checkpoint: Path | None = None) -> Path:
-    """Improve the folder's clone with PPO; returns the policy file."""
-    from gnomon.routing import stages
-
-    return stages.train(config, folder, watch or Watcher(), checkpoint)
 
 
 def newest_checkpoint(folder: Folder, warn: Callable[[str], None] = lambda text: None) -> tuple[Path, int] | None:

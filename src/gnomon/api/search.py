@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Progress, Result, Rows, read
 from gnomon.core.errors import ConfigError
+from gnomon.core.files import write_text
 from gnomon.search.config import UNITS, BenchConfig, SearchConfig
 
 if TYPE_CHECKING:
@@ -145,22 +147,17 @@ class Search(Result):
             return str(error)
         return ""
 
-    @property
-    def vllm_command(self) -> str:
-        """The command for vLLM; a comment in it says where its scheduler was not the one simulated."""
-        return self.commands.get("vllm", "")
-
-    def text(self, top: int = TOP) -> list[Block]:
-        """The ranking, the reasons, the winner."""
+    def text(self, top: int = TOP, to: Callable[[int], str] | None = None) -> list[Block]:
+        """The ranking, the reasons, the winner; `to` says where a place of the ranking leads."""
         from gnomon.report.search.files import text
 
-        return text(self, top)
+        return text(self, top, to)
 
     def save(self, folder: str | Path) -> Path:
         """Write the report, the ranking, the question, and the winner's scenario and command."""
         from gnomon.report.search.files import write_search
 
-        return write_search(self.found, folder, self.commands, self.capacity_interval)
+        return write_search(self, folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,12 +181,13 @@ class SearchMatrix(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, and every search into a folder of its own."""
-        from gnomon.report.search.files import write_matrix
         from gnomon.search.matrix import cell_folder
 
+        links = {f"{cell_folder('', *cell)}/report.html": ", ".join(cell) for cell in self.matrix.cells}
         for cell in self.matrix.cells:
             self.search(*cell).save(cell_folder(folder, *cell))
-        return write_matrix(self, folder).parent
+        write_text(Path(folder) / "matrix.json", json.dumps(self.to_dict(), indent=1))
+        return self.write_page(Path(folder) / "report.html", links=links).parent
 
 
 def bench(
@@ -230,9 +228,11 @@ class Bench(Result):
 
     def text(self) -> list[Block]:
         """The table."""
-        from gnomon.report.search.text import bench_blocks
+        from gnomon.report.blocks import Table
+        from gnomon.report.search.text import bench_row
 
-        return bench_blocks(self.rows)
+        names = ("model", "workload", "policy")
+        return [Table([dict(zip(names, row, strict=False)) | bench_row(row[-1]) for row in self.rows])]
 
     def _frames(self) -> Mapping[str, Callable[[], Rows]]:
         scalars = (str, int, float, bool, type(None))

@@ -42,7 +42,7 @@ def train(
 class TrainResult(Result):
     """A training step: its seconds, its parts, its memory."""
 
-    view = "training:step_"
+    view, listed = "training:step_", ("time", "memory")
     step: TrainStep = field(repr=False)
 
     def __repr__(self) -> str:
@@ -63,10 +63,8 @@ class TrainResult(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, step.json and report.html."""
-        from gnomon.report.training import write_step
-
         save(self.step.config, Path(folder) / "config.yaml")
-        write_step(self, Path(folder) / "report.html")
+        self.write_page(Path(folder) / "report.html")
         return write_text(Path(folder) / "step.json", json.dumps(self.to_dict(), indent=1)).parent
 
 
@@ -109,8 +107,6 @@ class TrainPlanResult(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write plan.json, the best layout as best.yaml, and report.html."""
-        from gnomon.report.training import write_plan
-
         save(self.plan.winner.config, Path(folder) / "best.yaml")
         write_text(Path(folder) / "plan.json", json.dumps(self.to_dict(), indent=1))
-        return write_plan(self, Path(folder) / "report.html").parent
+        return self.write_page(Path(folder) / "report.html").parent

@@ -1,9 +1,10 @@
 """Dotted flags for every field of a configuration, in sections, with short names for the usual ones."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import reduce, wraps
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -13,8 +14,13 @@ from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.config import Config, Field, fields, submodels
 from gnomon.core.short_names import short_names
+from gnomon.core.text import own_yaml
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+NOTHING: tuple[Any, tuple[str, ...], Mapping[str, tuple[str, ...]]] = (None, (), {})
+"""A command without a configuration."""
 
 
 class SectionedCommand(click.Command):
@@ -31,12 +37,12 @@ class SectionedCommand(click.Command):
     @property
     def params(self) -> list[click.Parameter]:
         """What the command takes, the fields of its configuration last."""
-        model, skip = getattr(self.callback, "config", (None, ()))
+        model, skip, also = getattr(self.callback, "config", NOTHING)
         if model is not None and self._leaves is None:
-            leaves = [leaf for leaf in fields(model) if leaf.dotted not in skip]
+            leaves = [leaf for leaf in fields(model) if not {leaf.dotted, leaf.dotted.partition(".")[0]} & {*skip}]
             self._leaves = {_name(leaf): leaf for leaf in leaves}
             taken = {flag for parameter in self._own for flag in parameter.opts}
-            self._own += [_FieldOption(model, leaf, taken) for leaf in leaves]
+            self._own += [_FieldOption(model, leaf, taken, also.get(leaf.dotted, ())) for leaf in leaves]
         return self._own
 
     @params.setter
@@ -76,9 +82,8 @@ class SectionedCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             flags = [flag for parameter in self.params for flag in parameter.opts if flag.startswith("--")]
-            raise click.NoSuchOption(
-                error.option_name, possibilities=nearest_flags(error.option_name, flags), ctx=ctx
-            ) from None
+            near = nearest_flags(error.option_name, flags)
+            ctx.fail(f"No such option {error.option_name}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
 
 
 def _help_all_option() -> click.Option:
@@ -95,8 +100,8 @@ def _help_all_option() -> click.Option:
 
 
 def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
-    """Flags that end in what was written, then those that look like it, wholly or in their last part, then those of a
-    section of that name."""
+    """Flags that end in what was written, then those with such a word in the same section, then those that look like
+    it, wholly or in their last part, then those of a section of that name."""
     known = list(dict.fromkeys(flags))
     last = {flag: flag.removeprefix("--").rpartition(".")[2] for flag in known}
     word = wrong.removeprefix("--").replace("_", "-").rpartition(".")[2]
@@ -104,7 +109,9 @@ def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
     near = get_close_matches(wrong, known, n=3, cutoff=0.8)
     close = set(get_close_matches(word, list(last.values()), n=3, cutoff=0.75))
     section = [flag for flag in known if word in flag.removeprefix("--").split(".")]
-    meant = [*ending, *_of_an_engine(word), *near, *(flag for flag in known if last[flag] in close), *section]
+    before = wrong.rpartition(".")[0]
+    within = [flag for flag in known if before and flag.startswith(before) and word in last[flag].split("-")]
+    meant = [*ending, *within, *_of_an_engine(word), *near, *(flag for flag in known if last[flag] in close), *section]
     return [flag for flag in dict.fromkeys(meant) if flag in last][:4]
 
 
@@ -121,23 +128,26 @@ class _FieldOption(click.Option):
 
     help = property(lambda self: _help(self.leaf), lambda self, nothing: None)
 
-    def __init__(self, model: type[Config], leaf: Field, taken: set[str]) -> None:
+    def __init__(self, model: type[Config], leaf: Field, taken: set[str], also: tuple[str, ...]) -> None:
         self.leaf, self.section = leaf, _section(model, leaf)
         short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
         flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in taken)]
         self.is_usual = len(flags) > 1 or "." not in leaf.dotted or leaf.dotted.startswith("slo.")
-        super().__init__([*flags, _name(leaf)], metavar="VALUE", default=None, show_default=False)
+        super().__init__([*flags, *also, _name(leaf)], metavar="VALUE", default=None, show_default=False)
 
 
-def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callable[[F], F]:
+def config_options(
+    model: type[Config], *, skip: tuple[str, ...] = (), also: Mapping[str, tuple[str, ...]] | None = None
+) -> Callable[[F], F]:
     """Give a `SectionedCommand` one option per leaf field of `model`; it receives `overrides`, those that were given.
 
     `overrides` goes to `gnomon.core.config.load`, which reads each value as YAML; lists need no brackets.
-    Booleans need a value (`--replica.prefix-cache false`), so that every field is set in the same way.
+    Not of the fields (or sections) to `skip`; `also` are further names of some. Booleans need a value
+    (`--replica.prefix-cache false`), so that every field is set in the same way.
     """
 
     def decorate(function: F) -> F:
-        function.config = (model, skip)  # type: ignore[attr-defined]
+        function.config = (model, skip, also or {})  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -206,6 +216,49 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 worker_options = together(jobs_option, ray_option)
 """Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
+
+
+SHARED = {
+    "runs": click.argument("given", metavar="RUN...", nargs=-1, required=True, type=click.Path()),
+    "file": click.argument("given", metavar="FILE", type=click.Path(path_type=Path)),
+    "files": click.argument("given", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True)),
+    "jobs": jobs_option,
+    "workers": worker_options,
+}
+TYPES = {
+    "int": int,
+    "float": float,
+    "path": click.Path(),
+    "place": click.Path(path_type=Path),
+    "file": click.Path(dir_okay=False, path_type=Path),
+    "folder": click.Path(file_okay=False, path_type=Path),
+    "existing": click.Path(exists=True, path_type=Path),
+}
+
+
+def option_of(given: dict[str, Any] | str, show: Callable[..., None] | None = None) -> Callable[[Any], Any]:
+    """What a data file says of an option; `show` is called for one that shows something and stops."""
+    if isinstance(given, str):
+        return SHARED[given]
+    settings = {"show_default": True} | given
+    match settings.get("type"), settings.pop("choice", None):
+        case str(kind), _:
+            settings["type"] = TYPES[kind]
+        case [float(), *_] as limits, _:
+            settings["type"] = click.FloatRange(*limits)
+        case [*limits], _:
+            settings["type"] = click.IntRange(*limits)
+        case _, [*names]:
+            settings["type"] = click.Choice(names)
+    if given["flags"] == "--show":
+        settings["callback"] = show
+    return click.option(*settings.pop("flags").split(), **settings)
+
+
+def listed(*names: str) -> Callable[[F], F]:
+    """The options that options.yaml has under these names."""
+    known = own_yaml(files("gnomon.cli") / "options.yaml")
+    return together(*(option_of(one) for name in names for one in known[name]))
 
 
 def _listed(leaf: Field, value: str | None) -> str | None:

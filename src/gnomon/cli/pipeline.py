@@ -1,6 +1,5 @@
 """`gnomon pipeline`: training steps in schedules, sweeps of priorities, and the schedules themselves."""
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ import click
 
 from gnomon.api import pipeline as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, jobs_option, together, worker_options
+from gnomon.cli.options import SectionedCommand, config_options, jobs_option, listed
 from gnomon.cli.printing import json_option, print_json, print_rows, show
 from gnomon.cli.progress import progress
+from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
 
@@ -31,72 +31,35 @@ def command() -> None:
     """
 
 
-STEP = (
-    "n", "stages", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact", "sync_freq",
-    "schedule", "dispatch", "ideal", "chunks", "weight_grad_len", "overlap_len", "latency", "jitter", "draws", "seed",
-    "memory_limit", "what_if",
-)  # fmt: skip
-"""Options that are fields of a step."""
 SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
 """Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
 
 
-def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """An option that shows its default."""
-    return click.option(*names, show_default=settings.get("default") is not None, **settings)
+OF_OPTIONS = (*api.TRANSFERS, "ideal", "stragglers", "link_speed", "costs")
+"""Fields of a step that have options of their own."""
 
 
-study_options = together(
-    option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches."),
-    option("--stages", "--num-gpus", "--pp", "stages", type=int, default=4, help="Pipeline ranks."),
-    option("--fwd-len", type=float, default=1.0, help="A forward on one GPU."),
-    option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
-    option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
-    option("--sync-base-len", type=float, default=2.0, help="Synchronising one micro-batch's gradients."),
-    option("--fwd-impact", type=float, default=None, help="Rate a forward loses to grad_sync.  [default: 0.2]"),
-    option("--bwd-impact", type=float, default=None, help="Rate a backward loses to grad_sync.  [default: 0.2]"),
-    option("--sync-freq", type=int, default=None, help="Synchronise every this many micro-batches.  [default: 1]"),
-    option("--priority", "priorities", multiple=True, metavar="TYPE=WEIGHT", help="Link share, e.g. fwd_prop=0.5."),
-    option("--tier", "tiers", multiple=True, metavar="TYPE=LETTER", help="Exclusive tier, e.g. grad_prop=a."),
-    option("--sync-solo-w", hidden=True, default=None),
-)
-"""The parameters of the study, which every schedule understands."""
-
-
-def _step_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The step that the options describe: only what was given, so that what has no effect can be told."""
-    if given.get("model"):
-        asked = {"model": given["model"], "gpu": given["gpu"], "gpus": given["tp"] * given["stages"], "tp": given["tp"]}
+def _step_of(overrides: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The step that the options describe."""
+    if given["model"]:
+        stages = overrides.get("stages", 4)
+        asked = {"model": given["model"], "gpu": given["gpu"], "gpus": given["tp"] * int(stages), "tp": given["tp"]}
         words = " ".join(f"--{name} {value}" for name, value in asked.items())
-        fix = f"Run: gnomon train step {words} --pp {given['stages']}, or gnomon train plan."
+        fix = f"Run: gnomon train step {words} --pp {stages}, or gnomon train plan."
         raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
-    step = {name: given[name] for name in STEP if _is_given(name)} | _priorities_of(given)
-    if given.get("stragglers"):
-        pairs = (_pair(text, "--straggler") for text in given["stragglers"])
-        step["stragglers"] = {int(_number(rank, "--straggler")): _number(by, "--straggler") for rank, by in pairs}
-    if given.get("link_speed"):
-        pairs = (_pair(text, "--link") for text in given["link_speed"])
-        step["link_speed"] = {name: _number(speed, "--link") for name, speed in pairs}
-    if given.get("costs"):
-        step["costs"] = api.read_costs(given["costs"])
-    return step
-
-
-def _is_given(name: str) -> bool:
-    context = click.get_current_context()
-    return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
-
-
-def _priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
-    """Weights and tier letters by type of transfer, as far as they are given."""
-    weights = {
-        name: _number(value, "--priority") for name, value in (_pair(t, "--priority") for t in given["priorities"])
-    }
-    letters = dict(_pair(text, "--tier") for text in given["tiers"])
-    for name in (*weights, *letters):
+    step = overrides | dict(_pairs(given["tiers"], "--tier"))
+    step |= {name: _number(value, "--priority") for name, value in _pairs(given["priorities"], "--priority")}
+    for name in (name for name, _ in _pairs((*given["priorities"], *given["tiers"]), "--priority")):
         if name not in api.TRANSFERS:
             raise ConfigError(f"there is no transfer {name!r}.", fix=f"Known: {', '.join(api.TRANSFERS)}.")
-    return weights | letters
+    if given["stragglers"]:
+        pairs = _pairs(given["stragglers"], "--straggler")
+        step["stragglers"] = {int(_number(rank, "--straggler")): _number(by, "--straggler") for rank, by in pairs}
+    if given["link_speed"]:
+        step["link_speed"] = {name: _number(speed, "--link") for name, speed in _pairs(given["link_speed"], "--link")}
+    if given["costs"]:
+        step["costs"] = load(api.StepCosts, given["costs"])
+    return step | ({"ideal": True} if given["ideal"] else {})
 
 
 def _warn_of_legacy(given: dict[str, Any]) -> None:
@@ -111,6 +74,10 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
+def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:
+    return [_pair(text, option) for text in texts]
+
+
 def _number(text: str, option: str) -> float:
     try:
         return float(text)
@@ -119,35 +86,10 @@ def _number(text: str, option: str) -> float:
 
 
 @command.command(cls=SectionedCommand, context_settings=SPELLING)
-@study_options
-@option("--schedule", default=None, help="A name of `gnomon pipeline schedules`, or a PyTorch CSV file.")
-@option("--dispatch", type=click.Choice(["greedy", "strict"]), default=None, help="Of the study: who goes next.")
-@option("--ideal", is_flag=True, help="Every transfer at full rate.")
-@option("--chunks", type=int, default=2, help="Stages per rank, for interleaved.")
-@option("--weight-grad-len", type=float, default=None, help="Part of a backward that can be put off.  [default: half]")
-@option("--overlap-len", type=float, default=None, help="A forward and a backward together.  [default: their sum]")
-@option("--latency", type=float, default=None, help="Added to every transfer.")
-@option("--straggler", "stragglers", multiple=True, metavar="RANK=FACTOR", help="Slow down a rank.")
-@option("--link", "link_speed", multiple=True, metavar="A-B=SPEED", help="Relative speed of one link.")
-@option("--jitter", type=float, default=None, help="Spread of the passes' times, e.g. 0.05.")
-@option("--draws", type=int, default=200, help="Steps to draw when there is jitter.")
-@option("--seed", type=int, default=0, help="Of the jitter.")
-@option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
-@option("--costs", type=click.Path(exists=True, dir_okay=False), default=None, help="YAML file of costs per stage.")
-@option("--model", default=None, hidden=True)
-@option("--tp", type=int, default=1, hidden=True)
-@option("--gpu", default="h100", hidden=True)
-@click.option(
-    "--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]), default="single_channel"
-)
-@option("--show-throttling", is_flag=True, help="Mark transfers that their receiver slowed.")
-@option("--show-completion-time", is_flag=True, help="Mark the end of the step with a dashed red line.")
-@option("--what-if", type=float, default=None, metavar="FACTOR", help="What each link would bring if so much faster.")
-@option("--out", type=click.Path(file_okay=False), default=None, help="Write HTML, PNG, Perfetto trace and CSV here.")
-@option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
-@click.option("--no-show", is_flag=True, hidden=True)
+@listed("pipeline run")
 @json_option
-def run(**given: Any) -> None:
+@config_options(api.StepConfig, skip=OF_OPTIONS, also={"n": ("-n", "--num-groups"), "stages": ("--num-gpus", "--pp")})
+def run(overrides: dict[str, Any], **given: Any) -> None:
     """Run one training step and show where its time goes.
 
     Without --schedule this is the communication-priority study: 1F1B with greedy dispatch. With a schedule the same
@@ -161,7 +103,7 @@ def run(**given: Any) -> None:
     """
     _warn_of_legacy(given)
     with progress("running"):
-        step = api.pipeline(_step_of(given))
+        step = api.pipeline(_step_of(overrides, given))
     files = _written(step, given)
     if given["as_json"]:
         print_json(step.to_dict() | {"files": [str(file) for file in files]})
@@ -184,23 +126,8 @@ def _written(step: api.PipelineStep, given: dict[str, Any]) -> list[Path]:
     return sorted(folder.glob("step.*"))
 
 
-sweep_options = together(
-    click.option("-c", "--config", "config_path", required=True, type=click.Path(dir_okay=False),
-                 help="JSON or YAML."),
-    click.option("--step", "--priority-step", "step", type=float, default=0.1,
-                 show_default=True, help="Of the priorities; must divide 1."),
-    worker_options,
-    click.option("--yes", is_flag=True, help="Run it even if it takes days."),
-    click.option("--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]),
-                 default="single_channel", help="Both compute the same; accepted for old scripts."),
-    click.option("--sync-solo-w", hidden=True, default=None),
-    click.option("--no-show", is_flag=True, hidden=True),
-)  # fmt: skip
-"""What every sweep takes."""
-
-
 @command.command(context_settings=SPELLING)
-@sweep_options
+@listed("pipeline sweep")
 @click.option("--output", "-o", type=click.Path(dir_okay=False), default=None,
               help="CSV file.  [default: outputs/data/CONFIG_TIME.csv]")  # fmt: skip
 def sweep(output: str | None, **given: Any) -> None:
@@ -254,7 +181,7 @@ def plot(csv: str, folder: str, jobs: int | None, no_show: bool) -> None:
 
 
 @command.command("all", context_settings=SPELLING)
-@sweep_options
+@listed("pipeline sweep")
 @click.option("--out", type=click.Path(file_okay=False), default="outputs", show_default=True, help="Folder.")
 def sweep_and_plot(out: str, **given: Any) -> None:
     """Sweep a configuration and draw its heat maps: OUT/data/CONFIG_TIME.csv and OUT/heatmaps/CONFIG_TIME/.
@@ -284,11 +211,7 @@ def schedules(as_json: bool) -> None:
 
 @command.command(context_settings=SPELLING)
 @click.argument("schedule", metavar="NAME|FILE.csv")
-@option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches.")
-@option("--stages", type=int, default=4, help="Pipeline ranks.")
-@option("--chunks", type=int, default=2, help="Stages per rank, for interleaved.")
-@option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False), default=None, help="CSV file; prints if not given.")
+@listed("pipeline convert")
 def convert(schedule: str, n: int, stages: int, chunks: int, memory_limit: float | None, output: str | None) -> None:
     """Write a built-in schedule as PyTorch pipelining CSV, or check a CSV file and write it in normal form.
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import east_asian_width
 
 import click
@@ -65,12 +65,19 @@ def print_rows(
     print_blocks([Table(rows, title or "", caption or "", left)])
 
 
+def print_lines(texts: Iterable[str], kind: Literal["plain", "note"] = "plain") -> None:
+    """Print sentences, wrapped at the width of the terminal."""
+    from gnomon.report.blocks import lines
+
+    print_blocks(lines(texts, kind))
+
+
 def print_blocks(blocks: Iterable[Block]) -> None:
     """Print what a terminal can show."""
     from gnomon.report import blocks as kinds
 
     width = terminal_width()
-    for block in blocks:
+    for block in kinds.without(blocks, kinds.Card, kinds.Plot, kinds.Html):
         match block:
             case kinds.Line():
                 _print_line(block, width)
@@ -110,6 +117,9 @@ def continued(command: str, width: int) -> str:
     """A command of the shell in lines of at most `width` columns, to be copied as it stands; no word is cut."""
     done = []
     for line in command.split(NEW_LINE):
+        if line.startswith("#"):  # The shell does not go on with a comment in the next line.
+            done += textwrap.wrap(line, width, subsequent_indent="# ", break_long_words=False) or [line]
+            continue
         parts = [""]
         for word in re.findall(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""", line) if len(line) > width else [line]:
             if parts[-1] and len(parts[-1]) + len(word) + 3 > width:  # A space before it, a space and \\ behind.

@@ -106,7 +106,7 @@ def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
     \b
     Examples:
       gnomon serve --model llama-3-8b --gpu h100
-      gnomon serve examples/serving/chat.yaml --num-replicas 8 --port-per-replica
+      gnomon serve examples/serving/overload.yaml --num-replicas 8 --port-per-replica
       curl localhost:8000/v1/completions -d '{"prompt": "The sun", "max_tokens": 5, "stream": true}'
     """
     from gnomon.api import serving as live

@@ -10,7 +10,7 @@ import click
 
 from gnomon.api.verify import Verification, fetch_data, list_data, silicon_scenario, verify
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import answered, folder_option, jobs_option, together, worker_options
+from gnomon.cli.options import answered, folder_option, option_of, together
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.text import own_yaml, to_yaml
@@ -62,42 +62,13 @@ def _show_server(ctx: click.Context, option: click.Parameter, server: str | None
         ctx.exit()
 
 
-SHARED = {
-    "runs": click.argument("given", metavar="RUN...", nargs=-1, required=True, type=click.Path()),
-    "file": click.argument("given", metavar="FILE", type=click.Path(path_type=Path)),
-    "files": click.argument("given", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True)),
-    "jobs": jobs_option,
-    "workers": worker_options,
-}
-PATHS = {
-    "path": click.Path(),
-    "file": click.Path(dir_okay=False, path_type=Path),
-    "folder": click.Path(file_okay=False, path_type=Path),
-    "existing": click.Path(exists=True, path_type=Path),
-}
-
-
-def _option(given: dict[str, Any] | str) -> Callable[[Any], Any]:
-    """What verify.yaml says of an option."""
-    if isinstance(given, str):
-        return SHARED[given]
-    settings = {"show_default": True} | given
-    match settings.get("type"), settings.pop("choice", None):
-        case str(kind), _:
-            settings["type"] = PATHS[kind]
-        case [float(), *_] as limits, _:
-            settings["type"] = click.FloatRange(*limits)
-        case [*limits], _:
-            settings["type"] = click.IntRange(*limits)
-        case _, [*names]:
-            settings["type"] = click.Choice(names)
-    if given["flags"] == "--show":
-        settings["callback"] = _show_server
-    return click.option(*settings.pop("flags").split(), **settings)
-
-
 for _name, _given in own_yaml(files("gnomon.cli") / "verify.yaml").items():
-    _proof(_name, _given["doing"], _given["about"], *map(_option, _given.get("options", ())))
+    _proof(
+        _name,
+        _given["doing"],
+        _given["about"],
+        *(option_of(one, show=_show_server) for one in _given.get("options", ())),
+    )
 
 
 @command.command()

@@ -7,7 +7,7 @@ import click
 from pydantic import ConfigDict, NonNegativeInt
 
 from gnomon.cli.options import SectionedCommand, config_options
-from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.cli.printing import json_option, print_json, print_lines, print_rows
 from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
 from gnomon.workload.config import WorkloadConfig
@@ -67,7 +67,7 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
     if as_json:
         print_json({**summary, "histograms": histograms})
         return
-    click.echo(f"{_title(chosen.workload)}\n{_sentence(summary)}")
+    print_lines([_title(chosen.workload), _sentence(summary)])
     print_rows(summary["percentiles"], right=list(summary["percentiles"][0])[1:] if summary["percentiles"] else [])
     for name, bins in histograms.items():
         _print_histogram(name, bins)
@@ -75,8 +75,7 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
         click.echo("\nprompt tokens found in a prefix cache of so many tokens")
         for row in summary["prefix_hits_by_cache"]:
             click.echo(f"{row['cache_tokens']:>21,} {row['hit_rate']:6.1%} {'█' * round(50 * row['hit_rate'])}")
-    for note in summary["notes"]:
-        click.echo(f"Note: {note}")
+    print_lines(summary["notes"], "note")
     if html is not None:
         click.echo(f"Wrote {html}")
 

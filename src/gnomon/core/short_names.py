@@ -6,7 +6,8 @@
 SHORT = {
     "device": ("gpu",), "tensor_parallel": ("tp", "tensor_parallel"), "pipeline_parallel": ("pp", "pipeline_parallel"),
     "data_parallel": ("dp", "data_parallel"), "context_parallel": ("cp", "context_parallel"),
-    "virtual_stages": ("vp", "virtual_stages"), "rate": ("rate",), "num_requests": ("requests",),
+    "virtual_stages": ("vp", "virtual_stages"), "expert_parallel": ("ep", "expert_parallel"),
+    "rate": ("rate",), "num_requests": ("requests",),
 }  # fmt: skip
 """Short names by the last part of the field's."""
 ALIASED = ("", "replica.", "space.", "workload.")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gnomon.core import units
@@ -14,7 +14,7 @@ from gnomon.core import units
 Row = Mapping[str, Any]
 Figure = dict[str, Any]
 """A plotly figure as a plain dictionary."""
-Kind = Literal["plain", "warning", "note", "more", "aside"]
+Kind = Literal["plain", "warning", "note", "error", "more", "aside"]
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,18 @@ def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
             yield from plots_in(block.blocks)
 
 
+def without(blocks: Iterable[Block], *kinds: type) -> list[Block]:
+    """What is left without some kinds, also within sections; a section of which nothing is left goes too."""
+    left: list[Block] = []
+    for one in blocks:
+        if isinstance(one, Section):
+            inner = without(one.blocks, *kinds)
+            left += [replace(one, blocks=inner)] if inner else []
+        elif not isinstance(one, kinds):
+            left.append(one)
+    return left
+
+
 def seconds(value: float | None) -> str | None:
     """A time as it stands in a table; nothing where there is none."""
     return None if value is None else units.seconds(value)
@@ -145,6 +157,11 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def link(words: str, href: str) -> Html:
+    """A cell that leads somewhere."""
+    return Html(f"<a href='{html.escape(href)}'>{html.escape(words)}</a>")
 
 
 Causes = dict[str, tuple[str, str]]
@@ -168,14 +185,19 @@ class SplitRow:
 
     def title(self, cause: str, label: str) -> str:
         """Said of one piece when it is pointed at."""
-        return f"{label}: {self.parts[cause]:.6g}{self.unit} ({self.share(cause):.1f} %)"
+        return f"{label}: {self.parts[cause]:.6g}{self.unit} ({self.parts[cause] / self.whole:.1%})"
 
 
-def split_table(causes: Causes, rows: Sequence[SplitRow], beside: Literal["figure", "words"]) -> str:
-    """The legend and the bars as HTML; `beside` is the class of what stands beside each bar."""
-    legend = "".join(
-        f"<li><i style='background:{colour}'></i>{html.escape(name)}</li>" for name, colour in causes.values()
+def legend(colours: Mapping[str, str]) -> Html:
+    """Names with their colours."""
+    names = "".join(
+        f"<li><i style='background:{colour}'></i>{html.escape(name)}</li>" for name, colour in colours.items()
     )
+    return Html(f"<ul class=legend>{names}</ul>")
+
+
+def split_table(causes: Causes, rows: Sequence[SplitRow], beside: Literal["figure", "words"]) -> Html:
+    """The legend and the bars; `beside` is the class of what stands beside each bar."""
     body = ""
     for row in rows:
         pieces = "".join(
@@ -185,4 +207,4 @@ def split_table(causes: Causes, rows: Sequence[SplitRow], beside: Literal["figur
         )
         name, words = html.escape(row.name), html.escape(row.words)
         body += f"<tr><th>{name}</th><td><div class=split>{pieces}</div></td><td class={beside}>{words}</td></tr>"
-    return f"<ul class=legend>{legend}</ul><table class=splits>{body}</table>"
+    return Html(f"{legend(dict(causes.values())).text}<table class=splits>{body}</table>")

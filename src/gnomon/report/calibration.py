@@ -1,7 +1,6 @@
 """A calibration in words: constants with their intervals, loads with their errors, what cannot be told."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from gnomon.core import units
 from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, lines
 from gnomon.report.look import AXIS, COLOURS, figure, line
-from gnomon.report.page import write_page
 from gnomon.serving.scenario.calibration import Calibration
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
@@ -130,9 +128,15 @@ MOST_POINTS = 4000
 
 
 def gap_text(result: Any) -> list[Block]:
-    """Tables side by side, then the causes."""
+    """Both over time, tables side by side, then the causes."""
     gap: Gap = result.gap
-    out: list[Block] = [Table(figure_rows(gap), title=f"{gap.name}: recorded and simulated")]
+    out: list[Block] = []
+    for metric, statistics in gap.figures.values.items():
+        recorded, simulated = map(units.seconds, statistics["mean"])
+        error = f"ours {simulated} ({gap.figures.error(metric):+z.1%})"
+        out.append(Card(f"{METRICS[metric]} mean", recorded, error))
+    out.append(Section("Both over time", [Plot("time_lines", lambda: time_lines(gap), "tall")]))
+    out.append(Table(figure_rows(gap), title=gap_title(result)))
     if gap.steps:
         out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
     out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
@@ -191,21 +195,9 @@ def gap_data(result: Any) -> dict[str, Any]:
     }
 
 
-def gap_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Both over time."""
-    return {"time_lines": lambda: time_lines(result.gap)}
-
-
-def write_gap_page(result: Any, path: str | Path) -> Path:
-    """A page with both runs over time, the causes, and the tables of the terminal."""
-    gap: Gap = result.gap
-    shown: list[Block] = []
-    for metric, statistics in gap.figures.values.items():
-        recorded, simulated = map(units.seconds, statistics["mean"])
-        error = f"ours {simulated} ({gap.figures.error(metric):+z.1%})"
-        shown.append(Card(f"{METRICS[metric]} mean", recorded, error))
-    over_time = Section("Both over time", [Plot("plot", lambda: time_lines(gap), "tall")])
-    return write_page(path, f"{gap.name}: recorded and simulated", [*shown, over_time, Section("", gap_text(result))])
+def gap_title(result: Any) -> str:
+    """The log's name."""
+    return f"{result.gap.name}: recorded and simulated"
 
 
 def time_lines(gap: Gap) -> Figure:

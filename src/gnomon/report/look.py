@@ -83,6 +83,12 @@ def rule(axis: str, at: float, colour: str, dash: str = "dash", width: float = 1
     return {"type": "line", "line": {"color": colour, "width": width, "dash": dash}, **ends}
 
 
+def words(text: str, colour: str) -> dict[str, Any]:
+    """Of a line across, at its beginning."""
+    return {"text": text, "font": {"color": colour, "size": 11}, "padding": 2, "textposition": "start",
+            "yanchor": "bottom"}  # fmt: skip
+
+
 def note(x: float, y: float, text: str, colour: str, size: int = 11, **more: Any) -> dict[str, Any]:
     """Words at a place: `y` from the foot of the plot (0) to its head (1)."""
     font = {"size": size, "color": colour}

@@ -1,16 +1,17 @@
 """One page for every result: blocks as HTML in one look, the plotting library inside."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from gnomon import __version__
 from gnomon.core.files import written_whole
-from gnomon.report.blocks import Block, Card, Command, Facts, Html, Line, Plot, Section, Table, cell, plots_in
+from gnomon.report.blocks import Block, Card, Command, Facts, Html, Line, Plot, Section, Table, cell, plots_in, without
 
 
 def write_page(
@@ -26,7 +27,7 @@ def write_page(
         "@TITLE@": escape(title),
         "@LEDE@": escape(lede),
         "@LINKS@": f"<nav aria-label=Files>{named}</nav>" if named else "",
-        "@BODY@": html_of(blocks) + (folded if scenario else ""),
+        "@BODY@": html_of(boxed(blocks)) + (folded if scenario else ""),
         "@VERSION@": __version__,
         "@LOOK@": look_css(),
         "@SCRIPT@": tools_js() + _file("page.js"),
@@ -44,6 +45,13 @@ def write_page(
     return Path(path)
 
 
+def boxed(blocks: Iterable[Block]) -> Iterator[Block]:
+    """What stands beside cards, sections and lines gets a box of its own."""
+    for is_bare, found in groupby(blocks, lambda one: not isinstance(one, Card | Section | Line)):
+        group = list(found)
+        yield from [Section("", group)] if is_bare else group
+
+
 def html_of(blocks: Iterable[Block], *, is_together: bool = False) -> str:
     """Blocks as HTML; cards and plots that follow each other stand side by side."""
     found = ""
@@ -58,9 +66,8 @@ def html_of(blocks: Iterable[Block], *, is_together: bool = False) -> str:
 
 
 def notebook_html(blocks: Iterable[Block]) -> str:
-    """Blocks without plots for a notebook, which has no style sheet."""
-    shown = (one for one in blocks if not isinstance(one, Plot | Card))
-    plain = html_of(shown).replace(" class=l>", " style='text-align:left'>")
+    """Blocks without what only a page can show, for a notebook, which has no style sheet."""
+    plain = html_of(without(blocks, Card, Plot, Html)).replace(" class=l>", " style='text-align:left'>")
     return plain.replace("<p class=warning>", "<p><b>Warning:</b> ").replace("<p class=note>", "<p>Note: ")
 
 
@@ -101,16 +108,20 @@ def card(one: Card) -> str:
 
 def _table(table: Table) -> str:
     style = {name: " class=l" if table.is_left(name) else "" for name in table.columns}
-    style |= {name: " class='l why'" for name in ("why", "how") if name in style}
+    style |= {name: " class='l why'" for name in ("why", "how", "what") if name in style}
     head = "".join(f"<th{style[name]}>{escape(name)}</th>" for name in table.columns)
     body = "".join(
-        f"<tr>{''.join(f'<td{style[name]}>{escape(cell(row.get(name)))}</td>' for name in table.columns)}</tr>"
+        f"<tr>{''.join(f'<td{style[name]}>{_cell(row.get(name))}</td>' for name in table.columns)}</tr>"
         for row in table.rows
     )
     title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     caption = f"<p class=more>{escape(table.caption)}</p>" if table.caption else ""
     rows = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f"{title}<div class=scroll tabindex=0>{rows}</div>{caption}"
+
+
+def _cell(value: Any) -> str:
+    return value.text if isinstance(value, Html) else escape(cell(value))
 
 
 def _command(name: str, text: str) -> str:

@@ -1,27 +1,11 @@
 """A training step in words and tables."""
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gnomon.core.units import GB
 from gnomon.report import look
-from gnomon.report.blocks import (
-    Block,
-    Causes,
-    Command,
-    Figure,
-    Html,
-    Line,
-    Plot,
-    Section,
-    SplitRow,
-    Table,
-    lines,
-    split_table,
-)
-from gnomon.report.page import write_page
+from gnomon.report.blocks import Block, Card, Causes, Command, Line, Plot, Section, SplitRow, Table, lines
+from gnomon.report.blocks import split_table as bars
 from gnomon.training.memory import memory_over_time
 from gnomon.training.plan import TrainPlan
 from gnomon.training.step import TrainStep
@@ -67,7 +51,7 @@ def step_data(result: Any) -> dict[str, Any]:
         "micro_batches": step.config.num_microbatches,
         "phases_s": step.phases,
         "time": [
-            {"part": part, "seconds": seconds, "share": seconds / step.step_s, "": ABOUT[part]}
+            {"part": part, "seconds": seconds, "share": seconds / step.step_s, "what": ABOUT[part]}
             for part, seconds in step.parts.items()
         ],
         "memory": [{"part": part, "GB": size / GB} for part, size in memory.parts.items()],
@@ -82,40 +66,49 @@ def step_text(result: Any) -> list[Block]:
     data, c = step_data(result), step.config
     head = (
         f"step {step.step_s:.4g} s   {step.tokens_per_gpu_s:,.0f} tokens/s/GPU"
-        f"   {data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU   MFU {100 * step.mfu:.1f} %"
+        f"   {data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU   MFU {step.mfu:.1%}"
         f"   peak memory {data['peak_memory_gb']:.1f} of {data['device_memory_gb']:.1f} GB"
     )
     layout = (
         f"{c.gpus} GPUs: tensor {c.tensor_parallel} x pipeline {c.pipeline_parallel} x context {c.context_parallel}"
         f" x data {c.data_parallel}; {c.num_microbatches} micro-batches of {c.micro_batch} x {c.sequence:,} tokens"
     )
-    time = [row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]]
+    time = [row | {"share": f"{row['share']:.1%}"} for row in data["time"]]
+    slowest = "The slowest pipeline rank. MFU: over the peak of the products' number format."
     return [
         Line(head),
         Line(layout),
-        Table(
-            time, "Where the time goes", "The slowest pipeline rank. MFU: over the peak of the products' number format."
+        Card("step", f"{step.step_s:.4g} s", f"{c.num_microbatches} micro-batches"),
+        Card("tokens/s/GPU", f"{step.tokens_per_gpu_s:,.0f}", f"{step.tokens_per_s:,.0f} in all"),
+        Card("MFU", f"{step.mfu:.1%}", f"{data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU"),
+        Card("peak memory", f"{data['peak_memory_gb']:.1f} GB", f"of {data['device_memory_gb']:.1f} GB"),
+        *lines([result.misfit] if not step.fits else [], "warning"),
+        Section(
+            "Where the time goes",
+            [bars(*time_bars(step), "figure"), Table(time, caption=slowest, left=("part", "what"))],
         ),
-        Table(data["memory"], f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak"),
+        Section(
+            f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak",
+            [
+                bars(*memory_bars(step), "figure"),
+                Plot("memory", lambda: memory_figure(step)),
+                Table(data["memory"]),
+            ],
+        ),
         *lines(step.notes, "note"),
     ]
 
 
-def step_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """Time and memory by part."""
-    return {name: partial(result.summary.get, name) for name in ("time", "memory")}
-
-
-def step_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Memory over the step."""
-    return {"memory": partial(memory_figure, result.step)}
+def step_title(result: Any) -> str:
+    """The model and its GPUs."""
+    return f"{result.step.config.shape.name} on {result.step.config.gpus:,} x {result.step.config.device}"
 
 
 def time_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
     """The parts of the slowest rank's step."""
     causes = {part: (ABOUT[part], look.COLOURS[at % len(look.COLOURS)]) for at, part in enumerate(step.parts)}
     useful = sum(step.parts.get(part, 0.0) for part in ("products", "experts", "attention"))
-    words = f"{100 * useful / step.step_s:.0f} % products and attention"
+    words = f"{useful / step.step_s:.0%} products and attention"
     return causes, [SplitRow("step", dict(step.parts), step.step_s, words, " s")]
 
 
@@ -160,26 +153,11 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
         "xaxis": look.AXIS | {"title": {"text": words}},
         "yaxis": look.AXIS | {"title": {"text": f"GB of a GPU of rank {step.memory.fullest}"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "shapes": [look.rule("y", limit, look.COLOURS[3])],
+        "shapes": [
+            look.rule("y", limit, look.RED) | {"label": look.words("memory of a GPU", look.RED) | {"yanchor": "top"}}
+        ],
     }
     return {"data": traces, "layout": layout}
-
-
-def write_step(result: Any, path: str | Path) -> Path:
-    """The page of a step: figures, time by part, memory by part and over time."""
-    step, (head, *_) = result.step, step_text(result)
-    assert isinstance(head, Line)
-    data = result.summary
-    time = [row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]]
-    held = f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak, GB"
-    blocks: list[Block] = [
-        Section("Where the time goes", [Html(split_table(*time_bars(step), "figure")), Table(time, left=("part", ""))]),
-        Section("Memory of the fullest GPU", [Html(split_table(*memory_bars(step), "figure"))]),
-        Section("Memory over the step", [Plot("memory", lambda: memory_figure(step)), Table(data["memory"], held)]),
-        *lines(step.notes, "note"),
-    ]
-    title = f"{step.config.shape.name} on {step.config.gpus:,} x {step.config.device}"
-    return write_page(path, title, blocks, lede=head.text)
 
 
 DEGREES = {
@@ -203,7 +181,7 @@ def layout_row(step: TrainStep) -> dict[str, Any]:
         "recompute": c.recompute,
         "step s": f"{step.step_s:.4g}",
         "tokens/s/GPU": f"{step.tokens_per_gpu_s:,.0f}",
-        "MFU": f"{100 * step.mfu:.1f} %",
+        "MFU": f"{step.mfu:.1%}",
         "GB": f"{step.memory.peak_bytes / GB:.1f}",
     }
 
@@ -232,7 +210,7 @@ def schedule_rows(found: TrainPlan) -> list[dict[str, Any]]:
             "VP": step.config.num_stages // step.config.pipeline_parallel,
             "step s": f"{step.step_s:.4g}",
             "tokens/s/GPU": f"{step.tokens_per_gpu_s:,.0f}",
-            "bubble": f"{100 * step.parts.get('bubble', 0.0) / step.step_s:.1f} %",
+            "bubble": f"{step.parts.get('bubble', 0.0) / step.step_s:.1%}",
             "GB": f"{step.memory.peak_bytes / GB:.1f}",
             "fits": step.fits,
         }
@@ -255,13 +233,17 @@ def plan_text(result: Any) -> list[Block]:
     """The layouts, what limits the best, its commands, days and dollars."""
     found, job = result.plan, result.job
     win = found.winner
-    rows = [layout_row(step) for step in found.best]
+    rows = [{"#": number, **layout_row(step)} for number, step in enumerate(found.best, start=1)]
     unused = [name for name in DEGREES if all(row[name] == 1 for row in rows) and name in ("VP", "CP", "EP")]
     rows = [{name: cell for name, cell in row.items() if name not in unused} for row in rows]
     caption = f"{found.num_fitting:,} of {found.num_layouts:,} layouts fit into {win.memory.device_bytes / GB:.0f} GB."
-    blocks: list[Block] = [Table(rows, _title(found), caption, left=LEFT), Line(limits(win))]
+    layouts: list[Block] = [Plot("front", lambda: front_figure(found)), Table(rows, caption=caption, left=LEFT)]
+    c = found.asked
+    asked = f"{c.shape.name} on {c.gpus:,} x {c.device}, {c.batch_size:,} x {c.sequence:,} tokens a step, {c.precision}"
+    blocks: list[Block] = [Section(asked, layouts), Line(limits(win))]
     if found.schedules:
-        blocks.append(Table(schedule_rows(found), "The best layout under other schedules", left=("schedule",)))
+        other = Table(schedule_rows(found), left=("schedule",))
+        blocks.append(Section("The best layout under other schedules", [other]))
     if job is not None:
         blocks.append(
             Line(
@@ -269,18 +251,16 @@ def plan_text(result: Any) -> list[Block]:
                 f" {job.p50_s:.4g} s in the median and {job.p99_s:.4g} s at P99 of GPUs that vary."
             )
         )
-    blocks += [Line(f"{name}: {command}") for name, command in result.commands.items()]
+    blocks += [Command(name, command) for name, command in result.commands.items()]
     return [*blocks, *lines(found.notes, "note")]
 
 
-def _title(found: TrainPlan) -> str:
-    c = found.asked
-    return f"{c.shape.name} on {c.gpus:,} x {c.device}, {c.batch_size:,} x {c.sequence:,} tokens a step, {c.precision}"
-
-
-def plan_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Memory against speed."""
-    return {"front": partial(front_figure, result.plan)}
+def plan_title(result: Any) -> str:
+    """The fastest layout."""
+    win = result.plan.winner
+    degrees = [f"{name} {getattr(win.config, field)}" for name, field in DEGREES.items()]
+    layout = ", ".join(one for one in degrees if not one.endswith(" 1")) or "data parallel"
+    return f"Fastest layout: {layout}; {win.tokens_per_gpu_s:,.0f} tokens/s/GPU"
 
 
 def front_figure(found: TrainPlan) -> dict[str, Any]:
@@ -291,7 +271,9 @@ def front_figure(found: TrainPlan) -> dict[str, Any]:
         _points(front, "front: no other is faster with less memory", look.BLUE, "lines+markers"),
         _points([step for step in found.best if step.config not in known], "others", look.GREY, "markers"),
     ]
-    limit = look.slo_line(found.winner.memory.device_bytes / GB, text="memory of a GPU", textposition="end")
+    limit = look.slo_line(
+        found.winner.memory.device_bytes / GB, text="memory of a GPU", textposition="start", xanchor="right", padding=4
+    )
     memory = {"title": {"text": "peak memory of the fullest GPU, GB"}, "rangemode": "tozero"}
     speed = {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"}
     layout = look.plot_layout("Memory and speed of layouts", memory, speed)
@@ -310,19 +292,3 @@ def _points(steps: list[TrainStep], name: str, colour: str, mode: str) -> dict[s
         ],
         "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
-
-
-def write_plan(result: Any, path: str | Path) -> Path:
-    """The page of a plan."""
-    found, commands = result.plan, {f"{name}: {text}" for name, text in result.commands.items()}
-    plain = [one.text for one in plan_text(result) if isinstance(one, Line) and one.kind == "plain"]
-    told = [text for text in plain if text not in commands]
-    fastest, front = ([layout_row(step) for step in steps] for steps in (found.best, found.front))
-    blocks: list[Block] = [
-        Plot("front", lambda: front_figure(found)),
-        Table(fastest, "Fastest layouts", left=LEFT),
-        Table(front, "Front of memory and speed", left=LEFT),
-        Table(schedule_rows(found), "The best layout under other schedules", left=("schedule",)),
-        *(Command(name, text) for name, text in result.commands.items()),
-    ]
-    return write_page(path, _title(found), [Section("", blocks), *lines(found.notes, "note")], lede=" ".join(told))

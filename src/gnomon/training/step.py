@@ -88,11 +88,12 @@ class TrainStep:
         if self.fits:
             return self
         fix = what_would_fit(self.config)
-        short = (self.memory.peak_bytes - self.memory.device_bytes) / GB
+        spare = (self.memory.reserved_bytes - self.memory.peak_bytes) / GB
+        short = (self.memory.reserved_bytes - self.memory.device_bytes) / GB
         raise DoesNotFitError(
-            f"a GPU of pipeline rank {self.memory.fullest} needs {self.memory.peak_bytes / GB:.1f} GB"
-            f" ({self.memory.words}), {short:.1f} GB more than the {self.memory.device_bytes / GB:.1f} GB of a"
-            f" {self.config.device}.",
+            f"a GPU of pipeline rank {self.memory.fullest} needs {self.memory.reserved_bytes / GB:.1f} GB"
+            f" ({self.memory.words}, between blocks and context {spare:.1f}), {short:.1f} GB more than the"
+            f" {self.memory.device_bytes / GB:.1f} GB of a {self.config.device}.",
             fix=fix,
         )
 

@@ -1,12 +1,15 @@
 """The pieces that pages are built from."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from itertools import compress
+from operator import not_
+from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from gnomon.report.blocks import cell
+from gnomon.report.blocks import Block, Card, Command, Line, Plot, without
+from gnomon.report.page import boxed, html_of
 
 QUIET = {"displaylogo": False, "displayModeBar": False, "responsive": True, "showTips": False}
 WITH_TOOLS = {"displaylogo": False, "displayModeBar": "hover", "responsive": True, "showTips": False,
@@ -43,43 +46,22 @@ def plots(*graphs: Component, together: bool = False) -> Component:
     return html.Div(list(graphs), className="plots together" if together else "plots")
 
 
-def cards(shown: Iterable[tuple[str, str, str]]) -> Component:
-    """Key figures: name, value, what stands beside it."""
-    return html.Div(
-        [html.Div([html.Span(name), html.B(value), html.Small(beside)], className="card")
-         for name, value, beside in shown],
-        className="cards",
-    )  # fmt: skip
+def shown(blocks: Iterable[Block]) -> Component:
+    """Blocks as reports show them (assets/gnomon.js puts the HTML in its place); plots have places of their own."""
+    return html.Div(**{"data-html": html_of(without(blocks, Plot))})
 
 
-def table(rows: Sequence[Mapping[str, Any]], left: tuple[str, ...] = (), id: str | None = None) -> Component:
-    """Rows as a table; columns named in `left` hold words, the others figures. A cell may be a component."""
-    if not rows:
-        return html.P("Nothing to show.", className="more")
-    side = {name: "l" if name in left else "" for name in rows[0]}
-    head = html.Tr([html.Th(name, className=side[name]) for name in rows[0]])
-    body = [
-        html.Tr([html.Td(_shown(value), className=side.get(name, "")) for name, value in row.items()]) for row in rows
-    ]
-    named = {"id": id} if id else {}
-    return html.Div(html.Table([html.Thead(head), html.Tbody(body)], **named), className="scroll", tabIndex=0)
+def cards_and_rest(blocks: Iterable[Block]) -> dict[str, Component]:
+    """An answer in two parts, for above the plots and below; its first lines are the page's own."""
+    found = [one for one in blocks if not isinstance(one, Line) or one.kind != "plain"]
+    is_card = [isinstance(one, Card) for one in found]
+    parts = {"cards": compress(found, is_card), "rest": boxed(compress(found, map(not_, is_card)))}
+    return {name: shown(part) for name, part in parts.items()}
 
 
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, Component) else cell(value)
-
-
-def copy_box(id: str, label: str, text: str) -> Component:
-    """Text with a button that copies it, as reports have it."""
-    named = {"data-copy": id, "aria-label": f"Copy {label}"}
-    button = html.Button("Copy", className="button copy", type="button", **named)
-    head = html.Div([html.Span(label), button], className="copy-head")
-    return html.Div([head, html.Pre(text, id=id, tabIndex=0)], className="copy-box")
-
-
-def notice(text: str, kind: Literal["note", "warning", "error"] = "note") -> Component:
-    """A line that wants to be read."""
-    return html.P(text, className=kind)
+def commands(texts: Mapping[str, str]) -> Component:
+    """Scenarios and commands to copy, by what they are."""
+    return shown(Command(name, text) for name, text in texts.items())
 
 
 def button(id: str, label: str, *, primary: bool = False, disabled: bool = False) -> Component:

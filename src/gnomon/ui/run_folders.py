@@ -1,37 +1,29 @@
-"""Run directories on disk: what kind of run each holds, read from its files, never by running again."""
+"""Run directories on disk: what kind of run each holds, told by its files, never by running again."""
 
-import csv
-from collections.abc import Callable, Iterator
+import html
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import yaml
 from flask import Flask, Response, abort, current_app, send_file
 
-from gnomon.core import units
-from gnomon.core.errors import DataError, GnomonError
-from gnomon.core.text import read_json, read_text
+from gnomon.core.errors import DataError
 
 MAX_DEPTH = 4
 MAX_RUNS = 300
 """Run directories that are listed, the newest."""
 
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
-              GnomonError, yaml.YAMLError)  # fmt: skip
-"""What damaged files of a run raise when they are read."""
-
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of run: the files that tell it, the page in it (if any), and how it is put in a line."""
+    """One kind of run: the files that tell it, and the page in it (if any)."""
 
     name: str
     marks: tuple[str, ...]
     page: str | None
-    words: Callable[[Path], str]
 
 
 @dataclass(frozen=True)
@@ -51,11 +43,15 @@ class RunFolder:
 
     @property
     def words(self) -> str:
-        """What it says, in a line; what is wrong with its files, if they cannot be read."""
+        """What it says, in a line: the title of its page and what that is about."""
+        if self.kind.page is None:
+            return ""
         try:
-            return self.kind.words(self.path)
-        except UNREADABLE as error:
-            return f"cannot be read: {type(error).__name__}: {error}"
+            with (self.path / self.kind.page).open(encoding="utf-8", errors="replace") as file:
+                found = _HEAD.search(file.read(HEAD_BYTES))
+        except OSError:
+            return "unfinished: it has no page"
+        return ": ".join(html.unescape(one) for one in found.groups() if one) if found else ""
 
     @property
     def is_finished_search(self) -> bool:
@@ -68,67 +64,19 @@ class RunFolder:
         return sorted(one.name for one in self.path.iterdir() if one.is_file() and not one.name.startswith("."))
 
 
-def _json(path: Path) -> Any:
-    return read_json(path)
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    return yaml.load(read_text(path, most=2**20), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-
-
-def _serving(folder: Path) -> str:
-    scenario, summary = _yaml(folder / "scenario.yaml"), _json(folder / "summary.json")
-    p99 = summary["latency"]["ttft_s"]["p99"]
-    waited = f"TTFT P99 {units.seconds(p99)}, " if p99 is not None else ""
-    rate = summary["throughput"]["requests_per_s"]
-    return f"{scenario['model']} on {scenario['device']}: {waited}{rate:.3g} requests/s"
-
-
-def _comparison(folder: Path) -> str:
-    names = list(_json(folder / "comparison.json")["summaries"])
-    return f"{len(names)} variants: {', '.join(names)}"
-
-
-def _search(folder: Path) -> str:
-    search = _yaml(folder / "search.yaml")
-    best = folder / "ranking.csv"
-    if not best.is_file():
-        return f"{search['model']}, unfinished"
-    with best.open(encoding="utf-8", newline="") as file:
-        first = next(csv.DictReader(file), None)
-    return f"{search['model']}: {first['configuration']}" if first else f"{search['model']}: nothing found"
-
-
-def _matrix(folder: Path) -> str:
-    return f"{len(_json(folder / 'matrix.json')['cells'])} models and workloads"
-
-
-def _posttrain(folder: Path) -> str:
-    config = _yaml(folder / "config.yaml")
-    policy = config.get("policy")
-    name = policy.get("name") if isinstance(policy, dict) else policy
-    return ", ".join([str(config.get("model", "")), *([f"policy {name}"] if name else [])])
-
-
-def _learning(folder: Path) -> str:
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        return f"{max(sum(1 for _ in file) - 1, 0):,} updates"
-
-
-def _plain(folder: Path) -> str:
-    return ""
-
-
 KINDS = (
-    Kind("serving", ("scenario.yaml", "summary.json"), "report.html", _serving),
-    Kind("router comparison", ("comparison.json", "comparison.csv"), "report.html", _plain),
-    Kind("comparison", ("comparison.json",), "report.html", _comparison),
-    Kind("search", ("search.yaml", "results.jsonl"), "report.html", _search),
-    Kind("matrix of searches", ("matrix.json",), "report.html", _matrix),
-    Kind("post-training", ("timeline.html", "config.yaml"), "timeline.html", _posttrain),
-    Kind("pipeline step", ("step.html",), "step.html", _plain),
-    Kind("learned router", ("metrics.csv", "checkpoints"), None, _learning),
+    Kind("serving", ("scenario.yaml", "summary.json"), "report.html"),
+    Kind("router comparison", ("comparison.json", "comparison.csv"), "report.html"),
+    Kind("comparison", ("comparison.json",), "report.html"),
+    Kind("search", ("search.yaml", "results.jsonl"), "report.html"),
+    Kind("matrix of searches", ("matrix.json",), "report.html"),
+    Kind("post-training", ("timeline.html", "config.yaml"), "timeline.html"),
+    Kind("pipeline step", ("step.html",), "step.html"),
+    Kind("learned router", ("metrics.csv", "checkpoints"), None),
 )
+_HEAD = re.compile(r"<header><h1>(.*?)</h1><p>(.*?)</p>", re.DOTALL)
+"""Of a report: its title, and what it is about."""
+HEAD_BYTES = 2**16
 
 
 def find_runs(root: Path) -> list[RunFolder]:

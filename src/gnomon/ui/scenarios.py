@@ -27,7 +27,7 @@ KV_CONTROLS: tuple[Control, ...] = (
     Choice("decider", "Prefilled there", "always", field=("disaggregation.decider", "decider"), options=decider_names,
            group=APART),
     Choice("decode_router", "Decode router", "least_outstanding", field="disaggregation.decode_router",
-           options=router_names, group=APART),
+           options=router_names, wide=True, group=APART),
     *(Number(f"{name}_gb", label, "", field=f"kv_tiers.{name}", least=0.001, optional=True, unit="GB", group=TIERS,
              help=f"{LINKS[name][0]:g} GB/s")
       for name, label in (("host", "Host memory"), ("ssd", "SSD"), ("remote", "Shared store"))),
@@ -217,7 +217,8 @@ def differences(scenario: Scenario) -> dict[str, Any]:
     usual = dict(_leaves(_usual(scenario).model_dump(mode="json")))
     found = dict(_leaves(scenario.model_dump(mode="json")))
     chosen = {k: v for k, v in found.items() if v != usual.get(k) or (k in ALWAYS and v is not None)}
-    chosen |= _arrivals_of_trace(found)
+    short = dict(_leaves(scenario.model_dump(mode="json", exclude_defaults=True)))  # Pools are lists of sections.
+    chosen = {key: short.get(key, value) for key, value in chosen.items()} | _arrivals_of_trace(found)
     if "workload.trace.file" in chosen:
         chosen["workload.trace.file"] = uploads.shown_name(chosen["workload.trace.file"])
     return {key: value for key, value in chosen.items() if value is not None}
@@ -239,7 +240,7 @@ def as_command(scenario: Scenario) -> str:
     words = ["gnomon", "simulate"]
     for dotted, value in differences(scenario).items():
         words += [_fields()[dotted].flag if dotted in _fields() else f"--{dotted}", _word(value)]
-    return _folded([shlex.quote(word) for word in words])
+    return folded([shlex.quote(word) for word in words])
 
 
 def as_server(scenario: Scenario) -> str:
@@ -251,8 +252,8 @@ def as_server(scenario: Scenario) -> str:
     except GnomonError as error:
         return f"# No command: {error}"
     note, is_noted, line = command.partition("\n") if command.startswith("#") else ("", "", command)
-    folded = line if "\n" in line else _folded([shlex.quote(word) for word in shlex.split(line)])
-    return f"{note}{is_noted}{folded}"
+    told = line if "\n" in line else folded([shlex.quote(word) for word in shlex.split(line)])
+    return f"{note}{is_noted}{told}"
 
 
 def _word(value: Any) -> str:
@@ -261,7 +262,7 @@ def _word(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
 
 
-def _folded(words: list[str]) -> str:
+def folded(words: list[str]) -> str:
     """One flag per line, as people read it and a shell takes it."""
     lines, line = [], ""
     for word in words:

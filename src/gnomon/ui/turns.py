@@ -3,6 +3,7 @@ answer. Views do not wait for each other, and none waits for ever: what takes to
 
 import ctypes
 import itertools
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -87,10 +88,11 @@ def told_if_too_large() -> Iterator[None]:
 
 def patience() -> Callable[[int, int], None]:
     """What `on_progress` wants: it stops a simulation that takes longer than anybody waits for."""
-    end = time.monotonic() + PATIENCE_S
+    begun: list[float] = []  # Compiling, before the first call, is not counted.
 
     def look(done: int, total: int) -> None:
-        if time.monotonic() > end:
+        begun.append(time.monotonic())
+        if begun[-1] > begun[0] + PATIENCE_S:
             raise GnomonError(
                 f"stopped after {PATIENCE_S:g} s, at {done:,} of {total:,} requests.", fix="Use gnomon simulate for it."
             )
@@ -108,14 +110,19 @@ def _given_up_after(seconds: float) -> Iterator[None]:
     come back to Python, which they do several times a second."""
     thread, lock, has_ended = threading.get_ident(), threading.Lock(), False
 
+    timer: threading.Timer
+
     def interrupt() -> None:
+        nonlocal timer
         with lock:
-            if not has_ended:
+            if has_ended:
+                return
+            if _is_compiling(thread):
+                timer = _timer(seconds, interrupt)
+            else:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
-    timer.start()
+    timer = _timer(seconds, interrupt)
     try:
         try:
             yield
@@ -125,6 +132,23 @@ def _given_up_after(seconds: float) -> Iterator[None]:
             timer.cancel()
     except _TooLong:
         raise GnomonError(f"given up after {seconds:g} s.", fix="Ask for less, or use the command line.") from None
+
+
+def _timer(seconds: float, then: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, then)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _is_compiling(thread: int) -> bool:
+    """Whether a thread makes compiled code, which it does once per version and feature."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith(
+        ("numba.", "llvmlite.", "gnomon.jit.compiled")
+    ):
+        frame = frame.f_back
+    return frame is not None
 
 
 class Stale(Exception):

@@ -7,22 +7,8 @@ from typing import Any
 
 import click
 
-from gnomon.cli.options import together
+from gnomon.cli.options import listed
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
-
-engine_options = together(
-    click.option("--model", default="llama-3-8b", show_default=True, help="A Llama-shaped model of the catalog."),
-    click.option("--max-num-batched-tokens", type=int, default=2048, show_default=True, help="Token budget."),
-    click.option("--max-num-seqs", type=int, default=128, show_default=True),
-    click.option("--max-model-len", type=int, default=8192, show_default=True),
-    click.option("--num-kv-blocks", type=int, help="KV blocks; what fits if not given."),
-    click.option("--eager-prefill", is_flag=True,
-                 help="Iterations with prompts run without CUDA graphs, as in many engines."),
-    click.option("--eager", is_flag=True, help="No iteration runs as a CUDA graph."),
-    click.option("--temperature", type=float, help="Of all requests; 0, the default, takes the likeliest token."),
-    click.option("--top-p", type=float, help="Of all requests, by sorting the vocabulary."),
-    click.option("--repetition-penalty", type=float, help="Of all requests, counted anew in every step."),
-)  # fmt: skip
 
 
 @click.group()
@@ -37,7 +23,7 @@ def command() -> None:
 
 
 @command.command()
-@engine_options
+@listed("engine")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the figures as JSON.")
 def probe(model: str, **given: Any) -> None:
     """Single iterations against what the hardware allows.
@@ -50,29 +36,7 @@ def probe(model: str, **given: Any) -> None:
 
 
 @command.command()
-@engine_options
-@click.option(
-    "--mix", multiple=True, default=("chat",), show_default=True, help="chat, write or summary; may be repeated."
-)
-@click.option(
-    "--load", multiple=True, type=float, default=(0.5,), show_default=True, help="Share of the probed capacity."
-)
-@click.option("--rate", type=float, help="Requests per second, instead of --load.")
-@click.option(
-    "--requests", type=click.Path(path_type=Path, exists=True), help="CSV: arrived_s, prompt_tokens, output_tokens."
-)
-@click.option("--duration-s", type=float, default=25.0, show_default=True, help="Seconds of arrivals.")
-@click.option("--seed", type=int, default=1, show_default=True)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Rounds over all loads, each with arrivals of its own (NAME, NAME.2, ...).",
-)
-@click.option("--ramp", is_flag=True, help="The rate rises from nothing to the one given, over the duration.")
-@click.option("--name", help="Name of the run's folder, for a single run.")
-@click.option("--token-stamps", is_flag=True, help="Also write every token's stamp.")
+@listed("engine", "engine serve")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is recorded.")
 def serve(model: str, **given: Any) -> None:
     """Serve open-loop loads and record when every request's tokens came.

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gnomon.cli.measure.reading import degrees_of, import_command, readable, shapes_of
+from gnomon.cli.options import listed
 from gnomon.cli.printing import json_option, print_rows
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError, DataError, GnomonError, MissingExtraError
@@ -17,14 +18,7 @@ from gnomon.core.files import write_text
 
 @click.command()
 @click.argument("kernels", required=False, type=click.Path(path_type=Path))
-@click.option("--models", default="llama-3-8b", show_default=True, help="Names or config.json, by commas.")
-@click.option("--tensor-parallel", "degrees", default="1", show_default=True, help="Degrees, by commas.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16", "fp8"]), default="bf16", show_default=True)
-@click.option("--only", default="", help="gemm, attention, elementwise, moe, by commas; all that the file times.")
-@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Write what to measure, and stop.")
-@click.option("--answers", type=click.Path(path_type=Path), help="The plan's lines with seconds, from any program.")
-@click.option("--device", help="The device's name in the catalog, e.g. h200.")
-@click.option("--out", type=click.Path(path_type=Path), help="Bundle; an old one is resumed.")
+@listed("profile own")
 def own_command(
     kernels: Path | None, models: str, degrees: str, dtype: str, only: str, plan_file: Path | None,
     answers: Path | None, device: str | None, out: Path | None,
@@ -80,17 +74,6 @@ def own_command(
     click.echo(f"{out}: {', '.join(f'{count:,} rows in {name}' for name, count in rows.items())}")
 
 
-models_option = click.option(
-    "--models", default="llama-3-8b", show_default=True, help="Names or config.json, by commas."
-)
-degrees_option = click.option("--tensor-parallel", "degrees", default="1,2,4,8", show_default=True)
-dtype_option = click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
-out_option = click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Bundle; an old one is resumed."
-)
-device_option = click.option("--device", required=True, help="The device's name in the catalog, e.g. h200.")
-
-
 @click.group()
 def command() -> None:
     """Measure operators on a GPU, in Gnomon's profile format.
@@ -103,9 +86,7 @@ def command() -> None:
 
 
 @command.command()
-@models_option
-@degrees_option
-@dtype_option
+@listed("profile")
 @click.option("--out", type=click.Path(path_type=Path), help="JSON file; printed if not given.")
 def shapes(models: str, degrees: str, dtype: str, out: Path | None) -> None:
     """The shapes to measure, for `python -m gnomon.measure.profiling` on a machine without Gnomon.
@@ -126,19 +107,7 @@ def _measuring(what: str, summary: str) -> None:
         name=what,
         help=f"{summary}\n\n\b\nExample:\n  gnomon profile {what} --models llama-3-8b --device h200 --out my-h200",
     )
-    @models_option
-    @degrees_option
-    @dtype_option
-    @device_option
-    @out_option
-    @click.option(
-        "--num-gpus",
-        default=1,
-        show_default=True,
-        type=click.IntRange(1, 4096),
-        help="GPUs that measure side by side, each a part of the shapes.",
-    )
-    @click.option("--ray", metavar="ADDRESS", help="GPUs of a Ray cluster instead of this machine's: auto, HOST:PORT.")
+    @listed("profile", "profile bundle", "profile measure")
     @json_option
     def run(
         models: str, degrees: str, dtype: str, device: str, out: Path, num_gpus: int, ray: str | None, as_json: bool
@@ -209,20 +178,7 @@ _measuring("all", "Compute and attention.")
 
 
 @command.command()
-@click.option(
-    "--collective", "wanted", multiple=True, help="all_reduce, all_gather, all_to_all, send_recv; may be repeated."
-)
-@click.option(
-    "--workers", "--num-gpus", default="2,4,8", show_default=True, help="Numbers of ranks on every node, by commas."
-)
-@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1), help="Nodes, with --ray or --dry-run.")
-@click.option("--ray", metavar="ADDRESS", help="Start the ranks on the nodes of a Ray cluster: auto, local, HOST:PORT.")
-@click.option("--dry-run", is_flag=True, help="Print what to start on every node with torchrun instead.")
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="nccl where there is a GPU, else gloo.")
-@click.option("--node", help="The node's name in the catalog, e.g. h200_hgx.")
-@click.option("--max-bytes", type=int, default=1 << 28, show_default=True)
-@device_option
-@out_option
+@listed("profile collectives", "profile bundle")
 def collectives(
     wanted: tuple[str, ...], workers: str, nodes: int, ray: str | None, dry_run: bool, backend: str | None,
     node: str | None, max_bytes: int, device: str, out: Path,

@@ -9,7 +9,7 @@ from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.report import look
-from gnomon.report.blocks import SplitRow
+from gnomon.report.blocks import Card, SplitRow
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.pipeline.timeline import (
     COLOURS,
@@ -96,7 +96,12 @@ def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> F
         "uniformtext": {"minsize": 8, "mode": "hide"},
         "height": whole,
         "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
-        "xaxis": TIME_LINE_AXIS | {"range": [0, end], "title": {"text": "time"}, "anchor": "y3" if has_links else "y2"},
+        "xaxis": TIME_LINE_AXIS
+        | {
+            "range": [0, end],
+            "title": {"text": "time, in the unit of the lengths"},
+            "anchor": "y3" if has_links else "y2",
+        },
         "yaxis": {
             "domain": [(below + 20) / whole, 1],
             "range": [count - 0.5, -0.5],
@@ -184,16 +189,16 @@ def cause_rows(run: Run) -> list[SplitRow]:
     rows = [(f"GPU {rank}", time, run.total_time) for rank, time in enumerate(ranks)]
     rows.append(("all", total(ranks), run.total_time * len(ranks)))
     return [
-        SplitRow(name, {cause: asdict(time)[cause] for cause in CAUSES}, whole, f"{100 * time.idle / whole:.1f} % idle")
+        SplitRow(name, {cause: asdict(time)[cause] for cause in CAUSES}, whole, f"{time.idle / whole:.1%} idle")
         for name, time, whole in rows
     ]
 
 
-def step_cards(run: Run) -> dict[str, str]:
+def step_cards(run: Run) -> list[Card]:
     """The figures that stand above a step."""
-    return {
-        "make-span": f"{run.total_time:.6g}",
-        "idle": f"{100 * run.bubble:.1f} %",
-        "micro-batches": str(1 + max(label.microbatch for label in run.labels)),
-        "GPUs": str(run.num_ranks),
-    }
+    return [
+        Card("make-span", f"{run.total_time:.6g}"),
+        Card("idle", f"{run.bubble:.1%}"),
+        Card("micro-batches", str(1 + max(label.microbatch for label in run.labels))),
+        Card("GPUs", str(run.num_ranks)),
+    ]

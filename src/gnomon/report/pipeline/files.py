@@ -13,11 +13,10 @@ from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweeps import SweepTable
-from gnomon.report.blocks import Card, Html, Plot, Section, split_table
-from gnomon.report.page import write_page
 from gnomon.report.perfetto import Event, Lanes, counter_event, process_name, slice_event, thread_name, write_events
-from gnomon.report.pipeline.figures import CAUSES, DENSE, GAP, RANK_COLOURS, binned, cause_rows, step_cards, step_figure
+from gnomon.report.pipeline.figures import DENSE, GAP, RANK_COLOURS, binned
 from gnomon.report.pipeline.heat_map import heat_grid
+from gnomon.report.pipeline.text import step_text
 from gnomon.report.pipeline.timeline import (
     COLOURS,
     COMPLETION,
@@ -70,17 +69,10 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
 INK, FAINT = "#2B3440", "#D5DAE1"
 
 
-def write_html(run: Run, path: str | Path, **look: Any) -> Path:
-    """Write the page; `look` as `step_figure` takes it."""
-    shown = [Card(name, value) for name, value in step_cards(run).items()]
-    plot = Section("", [Plot("plot", lambda: step_figure(run, **look), "tall")])
-    causes = Section("Where the time goes", [Html(split_table(CAUSES, cause_rows(run), "figure"))])
-    return write_page(path, run.title, [*shown, plot, causes])
-
-
-def write_step(step: StepRecord, folder: Path, **look: Any) -> None:
+def write_step(result: Any, folder: Path, **look: Any) -> None:
     """Write step.html, step.perfetto.json and step.png."""
-    write_html(step.run, folder / "step.html", **look, memory=step.memory)
+    step: StepRecord = result.step
+    result.write_page(folder / "step.html", step_text(result, **look))
     write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)
     write_gantt(step.run, folder / "step.png", **look, memory=step.memory)
 
@@ -122,7 +114,7 @@ def write_gantt(
     gantt.legend(
         handles=handles, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8
     )
-    gantt.set_title(f"{run.title}: {run.total_time:.6g}, idle {100 * run.bubble:.1f} %", loc="left", pad=26, color=INK)
+    gantt.set_title(f"{run.title}: {run.total_time:.6g}, idle {run.bubble:.1%}", loc="left", pad=26, color=INK)
     if show_completion_time:
         gantt.plot(
             [run.total_time] * 2, [-0.5, len(lanes.lanes) - 0.5], color=COMPLETION, linewidth=1.6, linestyle="--"
@@ -138,7 +130,7 @@ def write_gantt(
     else:
         egress.set_visible(False)
         below.tick_params(labelbottom=True)
-    (egress if use else below).set_xlabel("time", color=INK)
+    (egress if use else below).set_xlabel("time, in the unit of the lengths", color=INK)
     egress.set_xlim(0, run.total_time * (1.06 if show_completion_time else 1.01))
     gantt.spines[["top", "right", "left"]].set_visible(False)
     for plot in (gantt, below, egress):

@@ -13,17 +13,22 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweep_config import KEYS
 from gnomon.pipeline.sweeps import Sweep
-from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.blocks import Block, Line, Plot, Section, Table, lines, split_table
+from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards
 
 COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool_down")
 
 
-def step_text(result: Any) -> list[Block]:
-    """Where the time of a step goes."""
+def step_text(result: Any, **look: Any) -> list[Block]:
+    """Where the time of a step goes; its picture as `look` says."""
     step: StepRecord = result.step
     run, what_if = step.run, result.what_if
     ranks, peaks = idle_time(run), [curve.peak for curve in step.memory]
-    blocks: list[Block] = [Line(f"total_time {run.total_time:.6f}   idle {100 * run.bubble:.2f} %")]
+    blocks: list[Block] = [
+        *step_cards(run),
+        Section("Passes and transfers over time", [Plot("plot", lambda: result.drawn(**look), "tall")]),
+    ]
+    blocks.append(Line(f"total_time {run.total_time:.6f}   idle {run.bubble:.2%}"))
     if step.draws is not None:
         said = percentiles(step.draws).items()
         blocks += lines(f"  {name} of {step.config.draws} draws: {value:.6g}" for name, value in said)
@@ -32,15 +37,22 @@ def step_text(result: Any) -> list[Block]:
         for at, (rank, peak) in enumerate(zip(ranks, peaks, strict=True))
     ]
     rows.append({"rank": "all", **{c: asdict(total(ranks))[c] for c in COLUMNS}, "peak memory": max(peaks)})
-    blocks.append(Table(rows, "Where the time goes", "Rows add up to the make-span. Memory in micro-batches."))
+    table = Table(rows, caption="Rows add up to the make-span. Memory in micro-batches.")
+    blocks.append(Section("Where the time goes", [split_table(CAUSES, cause_rows(run), "figure"), table]))
     path = ", ".join(f"{kind} {value:.4g}" for kind, value in path_by_kind(run).items())
     blocks.append(Line(f"Critical path: {path}"))
     if what_if:
         links = [
-            {"link": f"{w.sender}-{w.receiver}", "total_time": w.total_time, "gain %": 100 * w.gain} for w in what_if
+            {"link": f"{w.sender}-{w.receiver}", "total_time": w.total_time, "gain": f"{w.gain:.1%}"} for w in what_if
         ]
         blocks.append(Table(links, f"If one link were {step.config.what_if:g} times as fast"))
     return [*blocks, *lines(step.notes, "note")]
+
+
+def step_title(result: Any) -> str:
+    """The schedule, and what it runs on."""
+    count = 1 + max(label.microbatch for label in result.run.labels)
+    return f"{result.run.title}: {count} micro-batches on {result.run.num_ranks} GPUs"
 
 
 def step_data(result: Any) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from gnomon.posttrain.simulator import record
 from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
 from gnomon.posttrain.studies.compare import Outcome
 from gnomon.report import look
-from gnomon.report.blocks import Card, Html, Plot, Section, SplitRow, split_table
+from gnomon.report.blocks import Card, SplitRow
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
-from gnomon.report.page import write_page
 from gnomon.report.perfetto import Event, counter_event, process_name, slice_event, thread_name, write_events
 
 COLOURS = {
@@ -157,7 +156,7 @@ def _minibatches(record: RunRecord) -> list[Figure]:
                 seconds = one.end_s - one.start_s
                 hover.append(
                     f"<b>mini-batch {one.number + 1}</b><br>{len(one.gpus)} GPUs"
-                    f"<br>{seconds:.1f} s, computing {100 * one.busy_s / seconds:.0f} %"
+                    f"<br>{seconds:.1f} s, computing {one.busy_s / seconds:.0%}"
                 )
     marker = {"color": "#2F5279", "line": {"color": "#FFFFFF", "width": 0.8}}
     return [
@@ -230,25 +229,23 @@ def cause_rows(record: RunRecord) -> list[SplitRow]:
 
 def split_row(name: str, parts: dict[str, float], whole: float) -> SplitRow:
     """One bar of GPU seconds, with every cause that there is in words."""
-    words = ", ".join(
-        f"{label} {100 * parts[key] / whole:.1f} %" for key, (label, _) in CAUSES.items() if parts[key] > 0
-    )
+    words = ", ".join(f"{label} {parts[key] / whole:.1%}" for key, (label, _) in CAUSES.items() if parts[key] > 0)
     return SplitRow(name, parts, whole, words, " GPU s")
 
 
-def run_cards(record: RunRecord) -> dict[str, str]:
+def run_cards(record: RunRecord) -> list[Card]:
     """The figures that stand above a run."""
-    return {
-        "step": f"{record.step_s:.1f} s",
-        "tokens/s": f"{record.tokens_s:,.0f}",
-        "GPUs": str(record.num_gpus),
-        "steps": str(len(record.steps)),
-        "idle": f"{100 * (1 - record.shares()['busy']):.1f} %",
-        "sequences moved": f"{sum(step.num_moved for step in record.steps):,}",
-        "staleness": str(record.staleness),
-        "training MFU": f"{100 * record.mfu:.0f} %",
-        "dollars a step": f"{record.dollars_per_step:,.2f}",
-    }
+    count = len(record.steps)
+    size = f"{'one step' if count == 1 else f'mean of {count}'}, {record.num_gpus} GPUs"
+    return [
+        Card("step", f"{record.step_s:.1f} s", size),
+        Card("tokens/s", f"{record.tokens_s:,.0f}"),
+        Card("idle", f"{1 - record.shares()['busy']:.1%}"),
+        Card("sequences moved", f"{sum(step.num_moved for step in record.steps):,}"),
+        Card("staleness", str(record.staleness)),
+        Card("training MFU", f"{record.mfu:.0%}"),
+        Card("cost", f"${record.dollars_per_step:,.2f}", "per step"),
+    ]
 
 
 ROW_PX, CAPTION_PX, ABOVE_PX, BELOW_PX = 88, 30, 34, 44
@@ -311,14 +308,6 @@ def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str,
         }
         for one in outcomes
     ]
-
-
-def write_html(record: RunRecord, path: str | Path) -> Path:
-    """Write the page; it needs no network and no other file."""
-    shown = [Card(name, value) for name, value in run_cards(record).items()]
-    plot = Section("", [Plot("plot", lambda: allocation_figure(record), "tall")])
-    causes = Section("Where the GPU time goes", [Html(split_table(CAUSES, cause_rows(record), "words"))])
-    return write_page(path, f"RL post-training: {record.policy} on {record.num_gpus} GPUs", [*shown, plot, causes])
 
 
 OWNER, WORK = 0, 1

@@ -1,17 +1,14 @@
 """Post-training in words and plain data: one run, policies side by side, plans."""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gnomon.posttrain.simulator.record import RunRecord, StepRecord
 from gnomon.posttrain.studies.compare import BASELINE, Outcome
 from gnomon.posttrain.studies.plan import Planned, reasons
 from gnomon.report import look
-from gnomon.report.blocks import Block, Command, Figure, Line, Plot, Section, Table, cell, lines
-from gnomon.report.page import write_page
-from gnomon.report.posttrain.figures import allocation_figure, policies_figure
+from gnomon.report.blocks import Block, Command, Line, Plot, Section, SplitRow, Table, cell, lines, split_table
+from gnomon.report.posttrain.figures import CAUSES, allocation_figure, cause_rows, policies_figure, run_cards
 
 SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
 
@@ -38,23 +35,16 @@ def run_data(result: Any) -> dict[str, Any]:
     }
 
 
-def run_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """Every step."""
-    return {"steps": partial(result.summary.get, "steps")}
-
-
-def run_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Who has which GPU when."""
-    return {"allocation": partial(allocation_figure, result.record)}
-
-
 def run_text(result: Any) -> list[Block]:
     """Every step, then where the GPU time goes."""
     record: RunRecord = result.record
-    shares = ", ".join(f"{cause} {100 * share:.1f} %" for cause, share in record.shares().items())
+    shares = ", ".join(f"{cause} {share:.1%}" for cause, share in record.shares().items())
     bubbles = ", ".join(f"{name} {share:.0%}" for name, share in record.bubbles().items())
     lags = ", ".join(f"{lag}: {share:.0%} of groups" for lag, share in record.lags().items())
     return [
+        *run_cards(record),
+        Section("Who has which GPU", [Plot("allocation", lambda: allocation_figure(record), "tall")]),
+        Section("Where the GPU time goes", [split_table(CAUSES, cause_rows(record), "words")]),
         Table([step_row(step) for step in record.steps], f"{record.policy} on {record.num_gpus} GPUs"),
         Line(f"step {record.step_s:.1f} s   {record.tokens_s:,.0f} tokens/s   GPU time: {shares}"),
         Line(
@@ -64,6 +54,11 @@ def run_text(result: Any) -> list[Block]:
         Line(f"version lag: {lags}" + (f"   {record.num_dropped} groups dropped" if record.num_dropped else "")),
         *lines(record.notes),
     ]
+
+
+def run_title(result: Any) -> str:
+    """The policy and the GPUs."""
+    return f"RL post-training: {result.record.policy} on {result.record.num_gpus} GPUs"
 
 
 def step_row(step: StepRecord) -> dict[str, Any]:
@@ -92,19 +87,25 @@ def comparison_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]
     return {"policies": lambda: result.summary}
 
 
-def comparison_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """GPUs by owner, policy under policy."""
-    return {"policies": partial(policies_figure, result.outcomes)}
-
-
 def comparison_text(result: Any) -> list[Block]:
     """Policies side by side, shares in per cent."""
-    rows = [
-        {key: f"{100 * value:.1f} %" if key in SHARES else value for key, value in row.items()}
-        for row in result.summary
-    ]
+    rows = [{key: f"{value:.1%}" if key in SHARES else value for key, value in row.items()} for row in result.summary]
     caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(result.outcomes)])
-    return [Table(rows, "Policies on the same lengths", caption)]
+    drawn = Plot("policies", lambda: policies_figure(result.outcomes), "short")
+    bars = split_table(CAUSES, [_busy_row(one) for one in result.outcomes], "figure")
+    return [drawn, Table(rows, "Policies on the same lengths", caption), Section("Where their GPU time goes", [bars])]
+
+
+def _busy_row(one: Outcome) -> SplitRow:
+    whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
+    parts = {cause: share * whole for cause, share in shares.items()}
+    return SplitRow(one.policy, parts, whole, f"{shares['busy']:.1%} busy", " GPU s")
+
+
+def comparison_title(result: Any) -> str:
+    """The model and its GPUs."""
+    config = result.config
+    return f"{config.model} on {config.cluster.num_gpus} x {config.device}: policies of post-training"
 
 
 def comparison_notes(outcomes: list[Outcome]) -> list[str]:
@@ -135,25 +136,21 @@ def plan_data(result: Any) -> dict[str, Any]:
     return {"plans": rows, "reasons": reasons(result.plans), "commands": result.commands}
 
 
-def plan_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """Every plan."""
-    return {"plans": partial(result.summary.get, "plans")}
-
-
-def plan_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Samples per second against lag."""
-    return {"plans": partial(plan_figure, result.plans)}
-
-
 def plan_text(result: Any) -> list[Block]:
     """The best plans, why, and how to run the first."""
-    return plan_blocks(result.plans, result.top, result.commands)
+    rows = [{"#": number, **one.row()} for number, one in enumerate(result.plans[: result.top], start=1)]
+    return [
+        Plot("plans", lambda: plan_figure(result.plans)),
+        Table(rows, "Plans, the best first", left=("mode", "limit")),
+        *lines(reasons(result.plans)),
+        *(Command(name, text) for name, text in result.commands.items()),
+    ]
 
 
-def plan_blocks(plans: list[Planned], top: int, commands: dict[str, str]) -> list[Block]:
-    """The best plans, why, and how to run the first."""
-    table = Table([one.row() for one in plans[:top]], "Plans, the best first", left=("mode", "limit"))
-    return [table, *lines(reasons(plans)), *(Command(name, text) for name, text in commands.items())]
+def plan_title(result: Any) -> str:
+    """The model and its GPUs."""
+    config = result.plans[0].config
+    return f"{config.model} on {config.cluster.num_gpus} x {config.device}: plans of post-training"
 
 
 def plan_figure(plans: list[Planned]) -> dict[str, Any]:
@@ -174,16 +171,6 @@ def plan_figure(plans: list[Planned]) -> dict[str, Any]:
     speed = {"title": {"text": "samples/s"}, "rangemode": "tozero"}
     layout = look.plot_layout("Samples per second and lag of plans", lag, speed)
     return {"data": marks, "layout": layout | {"showlegend": True, "hovermode": "closest", "height": 420}}
-
-
-def write_plan(plans: list[Planned], commands: dict[str, str], path: str | Path) -> Path:
-    """The page of a plan."""
-    config = plans[0].config
-    title = f"{config.model} on {config.cluster.num_gpus} x {config.device}: plans of post-training"
-    told = [Command(name, text) for name, text in commands.items()]
-    table = plan_blocks(plans, len(plans), {})[0]
-    blocks = [Plot("plans", lambda: plan_figure(plans)), *told, table]
-    return write_page(path, title, [Section("", blocks)], lede=" ".join(reasons(plans)))
 
 
 def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:

@@ -222,19 +222,6 @@ def suite_blocks(verdicts: list[SuiteVerdict]) -> list[Block]:
     return [*table, *(Line(one.sentence) for one in verdicts)]
 
 
-def comparison_blocks(comparison: RouteComparison, verdicts: list[Verdict]) -> list[Block]:
-    """A table per scenario, then the goals."""
-    blocks: list[Block] = [
-        Table(
-            scenario_rows(comparison, scenario),
-            f"{scenario}: {about(comparison, scenario)}",
-            notes(comparison, scenario),
-        )
-        for scenario in comparison.scenarios
-    ]
-    return [*blocks, *([Table(goal_rows(verdicts), "Goals", GOAL_NOTE)] if verdicts else [])]
-
-
 def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, Any]]:
     """One row per contender: figures as means over the seeds, differences paired by seed."""
     roles = {one.name: one.role for one in comparison.contenders}
@@ -306,8 +293,33 @@ COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "b
 
 
 def text(result: Any) -> list[Block]:
-    """A table per scenario, then the goals."""
-    return [*comparison_blocks(result.comparison, result.goals), *suite_blocks(result.suite_goals)]
+    """A picture of all, pictures and a table per scenario, then the goals."""
+    comparison, verdicts = result.comparison, result.goals
+    met, still_open = (sum(verdict.word == word for verdict in verdicts) for word in ("yes", "open"))
+    goals = f"{met} of {len(verdicts)}" + (f", {still_open} open" if still_open else "")
+    seeds = len({row.seed for row in comparison.rows})
+    told = (
+        f"Scenarios: {len(comparison.scenarios)}. Held-out seeds: {seeds}. Every router gets the same requests. "
+        "Differences are paired by seed, with 95 % intervals."
+    )
+    blocks: list[Block] = [Line(told), *([Card("goals met", goals)] if verdicts else [])]
+    blocks.append(Section("Every router in every scenario", [Plot("overview", lambda: overview(comparison), "short")]))
+    for number, name in enumerate(comparison.scenarios):
+        drawn = plots({f"{figure}_{number}": partial(bars, comparison, name, figure) for figure in FIGURES})
+        rows = Table(scenario_rows(comparison, name), caption=notes(comparison, name))
+        blocks.append(Section(f"{name}: {about(comparison, name)}", [*drawn, rows]))
+    judged = [Table(goal_rows(verdicts), "Goals", GOAL_NOTE)] if verdicts else []
+    return [*blocks, *judged, *suite_blocks(result.suite_goals)]
+
+
+def title(result: Any) -> str:
+    """How many are compared."""
+    return f"{len(result.comparison.contenders)} routers compared"
+
+
+def scenario(result: Any) -> str:
+    """Every scenario."""
+    return "\n".join(f"# {name}\n{dump(one)}" for name, one in result.comparison.scenarios.items())
 
 
 def data(result: Any) -> dict[str, Any]:
@@ -327,40 +339,18 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
     return {f"{name} {figure}": partial(bars, result.comparison, name, figure) for name in names for figure in FIGURES}
 
 
-def write_comparison(
-    comparison: RouteComparison, verdicts: list[Verdict], suite: list[SuiteVerdict], folder: str | Path
-) -> Path:
-    """Write everything; returns the report."""
+def write_comparison(result: Any, folder: str | Path) -> Path:
+    """Write everything."""
     import polars as pl
 
     with folder_written_whole(folder, ("comparison.*", "report.html")) as temporary:
-        frame = pl.DataFrame([asdict(row) for row in comparison.rows])
+        frame = pl.DataFrame([asdict(row) for row in result.comparison.rows])
         write_frame(temporary / "comparison.csv", frame)
         write_frame(temporary / "comparison.parquet", frame)
-        everything = comparison.to_dict() | {"goals": goal_rows(verdicts)}
+        everything = result.comparison.to_dict() | {"goals": goal_rows(result.goals)}
         write_text(temporary / "comparison.json", json.dumps(everything, indent=1))
-        _write_report(comparison, verdicts, suite, temporary / "report.html")
-    return Path(folder) / "report.html"
-
-
-def _write_report(comparison: RouteComparison, verdicts: list[Verdict], suite: list[SuiteVerdict], path: Path) -> None:
-    names = list(comparison.scenarios)
-    seeds = len({row.seed for row in comparison.rows})
-    met, still_open = (sum(verdict.word == word for verdict in verdicts) for word in ("yes", "open"))
-    goals = f"{met} of {len(verdicts)}" + (f", {still_open} open" if still_open else "")
-    blocks: list[Block] = [Card("goals met", goals)] if verdicts else []
-    blocks.append(Section("Every router in every scenario", [Plot("overview", lambda: overview(comparison), "short")]))
-    for number, name in enumerate(names):
-        drawn = {f"{figure}_{number}": partial(bars, comparison, name, figure) for figure in FIGURES}
-        rows = Table(scenario_rows(comparison, name), caption=notes(comparison, name))
-        blocks.append(Section(f"{name}: {about(comparison, name)}", [*plots(drawn), rows]))
-    blocks.append(Section("Goals", [Table(goal_rows(verdicts)), *suite_blocks(suite)]))
-    lede = (
-        f"Scenarios: {len(names)}. Held-out seeds: {seeds}. Every router gets the same requests. "
-        "Differences are paired by seed, with 95 % intervals."
-    )
-    scenario = "\n".join(f"# {name}\n{dump(one)}" for name, one in comparison.scenarios.items())
-    write_page(path, f"{len(comparison.contenders)} routers compared", blocks, lede=lede, scenario=scenario)
+        result.write_page(temporary / "report.html")
+    return Path(folder)
 
 
 def overview(comparison: RouteComparison) -> Figure:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +13,16 @@ from gnomon.core.config import dump, save
 from gnomon.core.errors import GnomonError
 from gnomon.core.files import write_text
 from gnomon.report import look
-from gnomon.report.blocks import Block, Card, Command, Figure, Line, Section, Table, lines, plots
+from gnomon.report.blocks import Block, Card, Command, Figure, Html, Line, Plot, Section, Table, lines, link, plots
 from gnomon.report.look import figure
-from gnomon.report.page import write_page
 from gnomon.report.search import text as words
 from gnomon.report.search.text import gpus
 from gnomon.search.config import UNITS, SearchConfig
 from gnomon.search.evaluate import Record
-from gnomon.search.matrix import Matrix, cell_folder
+from gnomon.search.matrix import Matrix
 from gnomon.search.slo import latency_name, price, shown
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import Found, is_on_front, latency_axes, winning_scenario
-from gnomon.serving.results.intervals import Interval
 from gnomon.serving.scenario.pools import resolve
 
 if TYPE_CHECKING:
@@ -134,25 +131,50 @@ SMART = (
 )
 
 
-def write_search(
-    found: Found, folder: str | Path, commands: Mapping[str, str] | None = None, capacity: Interval | None = None
-) -> Path:
+def write_search(result: Any, folder: str | Path) -> Path:
     """Write report.html, ranking.csv, search.yaml, and where there is a winner best.yaml and best.ENGINE.sh."""
-    commands = commands or {}
     folder = Path(folder)
-    save(found.search, folder / "search.yaml")
-    write_text(folder / "ranking.csv", ranking_frame(found).write_csv())
-    if found.best is not None:
-        save(winning_scenario(found.search, found.best), folder / "best.yaml")
-        for name, command in commands.items():
+    save(result.question, folder / "search.yaml")
+    write_text(folder / "ranking.csv", ranking_frame(result.found).write_csv())
+    if result.best is not None:
+        save(result.scenario(), folder / "best.yaml")
+        for name, command in result.commands.items():
             write_text(folder / f"best.{name}.sh", command + "\n")
-    write_search_report(found, folder / "report.html", commands, capacity)
+    result.write_page(folder / "report.html", text(result, None))
     return folder
 
 
-def text(result: Any, top: int = 15) -> list[Block]:
-    """The ranking, the reasons, the winner and the commands that deploy it."""
-    return words.found_blocks(result.found, top, result.commands, result.no_command, result.capacity_interval)
+def text(result: Any, top: int | None = 15, to: Callable[[int], str] | None = None) -> list[Block]:
+    """Key figures and pictures, the ranking, the reasons, the winner and the commands that deploy it. `to`: where a
+    place of the ranking leads."""
+    found: Found = result.found
+    blocks: list[Block] = [Line(words.question_words(found.search)), *(Card(*one) for one in words.cards(found))]
+    if found.ranked:
+        smart = [Html(f"<p class=more>{SMART}</p>")] if found.search.strategy == "smart" else []
+        blocks.append(Section(words.HEADINGS[found.search.objective], [*plots(front_drawers(found)), *smart]))
+        rows = words.ranking_rows(found, top)
+        if to is not None:
+            rows = [row | {"configuration": link(row["configuration"], to(at))} for at, row in enumerate(rows)]
+        blocks.append(Table(rows, left=words.LEFT))
+    if found.others:
+        blocks.append(Table(words.reason_rows(found, words.MAX_REASONS if top else None), title="Not in the ranking"))
+    blocks += lines(words.account(found))
+    if found.best is None:
+        return [*blocks, Line(words.nothing_qualifies(found), "warning")]
+    blocks += lines(words.best_words(found))
+    blocks += lines([words.capacity_words(result.capacity_interval)] if result.capacity_interval else [])
+    blocks += lines([f"No command: {result.no_command}"] if result.no_command else [])
+    return [*blocks, *(Command(f"With {ENGINES[name].name}", text) for name, text in result.commands.items())]
+
+
+def title(result: Any) -> str:
+    """The winner."""
+    return f"Best deployment: {result.best.label}" if result.best else "No configuration meets the SLO"
+
+
+def scenario(result: Any) -> str:
+    """The winner's scenario, or what was asked where there is none."""
+    return dump(result.scenario() if result.best else result.question)
 
 
 def tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
@@ -206,36 +228,32 @@ def ranking_frame(found: Found) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def write_search_report(
-    found: Found, path: str | Path, commands: Mapping[str, str], capacity: Interval | None = None
-) -> Path:
-    """Write the page of a search; `commands` start the winner, by engine."""
-    best = found.best
-    notes = [*words.account(found), *([words.capacity_words(capacity)] if capacity else [])]
-    notes += [SMART] if found.search.strategy == "smart" and found.ranked else []
-    blocks: list[Block] = [
-        *(Card(*one) for one in words.cards(found)),
-        *([] if best else [Line(words.nothing_qualifies(found), "warning")]),
-        Section(words.HEADINGS[found.search.objective], plots(front_drawers(found)) if found.ranked else []),
-        Section("Ranking", [Table(words.ranking_rows(found), left=words.LEFT)]),
-        Section("Commands", [Command(ENGINES[name].name, text) for name, text in commands.items()]),
-        Section("Not in the ranking", [Table(words.reason_rows(found))]),
-        *lines(notes, "note"),
-    ]
-    title = f"Best deployment: {best.label}" if best else "No configuration meets the SLO"
-    scenario = dump(winning_scenario(found.search, best) if best else found.search)
-    return write_page(path, title, blocks, lede=words.question_words(found.search), scenario=scenario)
-
-
-def write_matrix(result: Any, folder: str | Path) -> Path:
-    """Write report.html and matrix.json: the best of every cell, and what each choice is worth elsewhere."""
-    _write_report(result.matrix, Path(folder) / "report.html")
-    return write_text(Path(folder) / "matrix.json", json.dumps(matrix_data(result), indent=1))
-
-
 def matrix_text(result: Any) -> list[Block]:
     """The best of every cell, then what each choice is worth elsewhere."""
-    return words.matrix_blocks(result.matrix)
+    matrix: Matrix = result.matrix
+    rows = words.cell_rows(matrix)
+    chosen = {found.best.label for found in matrix.cells.values() if found.best is not None}
+    asked = words.slo_words(next(iter(matrix.cells.values())).search)
+    blocks: list[Block] = [
+        Line(f"{asked}; {len(chosen)} different winners in {len(rows)} searches."),
+        *(Plot(f"worth{number}", partial(heat_map, matrix, model)) for number, model in enumerate(matrix.models)),
+        Table(rows, title="Best per workload"),
+    ]
+    for model in matrix.models:
+        shares = words.worth_rows(matrix, model)
+        if len(shares) > 1:
+            blocks.append(Table(shares, title=f"{model}: a choice's worth, relative to the best"))
+    return blocks
+
+
+def matrix_title(result: Any) -> str:
+    """What is told."""
+    return "How the best deployment changes with the workload"
+
+
+def matrix_scenario(result: Any) -> str:
+    """What was asked."""
+    return dump(next(iter(result.matrix.cells.values())).search)
 
 
 def matrix_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
@@ -260,22 +278,6 @@ def matrix_data(result: Any) -> dict[str, Any]:
         for (model, chosen, used), share in matrix.worth.items()
     ]
     return {"cells": cells, "worth_elsewhere": worth}
-
-
-def _write_report(matrix: Matrix, path: Path) -> None:
-    """Write the page: the best per cell, what each choice is worth elsewhere, and the way to every cell's report."""
-    drawn = {f"worth{number}": partial(heat_map, matrix, model) for number, model in enumerate(matrix.models)}
-    rows = words.cell_rows(matrix)
-    first = next(iter(matrix.cells.values())).search
-    chosen = {found.best.label for found in matrix.cells.values() if found.best is not None}
-    blocks = [
-        Section("A choice's worth elsewhere", plots(drawn)),
-        Section("Best per model and workload", [Table(rows)]),
-    ]
-    links = {f"{cell_folder('', *cell)}/report.html": ", ".join(cell) for cell in matrix.cells}
-    lede = f"{words.slo_words(first)}; {len(chosen)} different winners in {len(rows)} searches."
-    title = "How the best deployment changes with the workload"
-    write_page(path, title, blocks, lede=lede, links=links, scenario=dump(first))
 
 
 def heat_map(matrix: Matrix, model: str) -> Figure:

@@ -2,12 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from gnomon.convert.commands import ENGINES
 from gnomon.core import units
-from gnomon.report.blocks import Block, Command, Line, Table, lines, seconds
+from gnomon.report.blocks import seconds
 from gnomon.search.config import LATENCIES, UNITS, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix
@@ -24,26 +22,6 @@ HEADINGS = {
     "cost": "Cost against latency",
 }
 """Of the scatters, by objective."""
-
-
-def found_blocks(
-    found: Found, top: int, commands: Mapping[str, str], no_command: str = "", capacity: Interval | None = None
-) -> list[Block]:
-    """The ranking, the reasons, the winner and the `commands` that deploy it, by engine."""
-    blocks: list[Block] = [Line(question_words(found.search))]
-    rows = ranking_rows(found, top)
-    if rows:
-        blocks.append(Table(rows, left=LEFT))
-    reasons = reason_rows(found, MAX_REASONS)
-    if reasons:
-        blocks.append(Table(reasons, title="Not in the ranking"))
-    blocks += lines(account(found))
-    if found.best is None:
-        return [*blocks, Line(nothing_qualifies(found))]
-    blocks += lines([*best_words(found), *([capacity_words(capacity)] if capacity else [])])
-    if no_command:
-        blocks.append(Line(f"No command: {no_command}"))
-    return [*blocks, *(Command(f"With {ENGINES[name].name}", text) for name, text in commands.items())]
 
 
 MOST_TIES = 5
@@ -68,28 +46,6 @@ def capacity_words(capacity: Interval) -> str:
         f"Its capacity: {capacity.value:.3g} requests/s, {capacity.low:.3g}–{capacity.high:.3g} with 90 % probability "
         "(error of the timing source or calibration, other requests)"
     )
-
-
-def matrix_blocks(matrix: Matrix) -> list[Block]:
-    """The best of every cell, then what each choice is worth elsewhere."""
-    blocks: list[Block] = [Table(cell_rows(matrix), title="Best per workload")]
-    for model in matrix.models:
-        shares = worth_rows(matrix, model)
-        if len(shares) > 1:
-            blocks.append(Table(shares, title=f"{model}: a choice's worth, relative to the best"))
-    return blocks
-
-
-def bench_blocks(rows: list[tuple[str, str, str, Record]]) -> list[Block]:
-    """The suite's table."""
-    return [
-        Table(
-            [
-                {"model": model, "workload": workload, "policy": policy, **bench_row(record)}
-                for model, workload, policy, record in rows
-            ]
-        )
-    ]
 
 
 def slo_words(search: SearchConfig) -> str:

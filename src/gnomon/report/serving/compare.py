@@ -12,12 +12,10 @@ from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import folder_written_whole, write_text
 from gnomon.report.blocks import Block, Figure, Section, Table, lines, plots, seconds
-from gnomon.report.page import write_page
 from gnomon.report.routing.files import differences_figure
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.files import write_run
 from gnomon.report.serving.intervals import CAPTION, as_data, variant_rows
-from gnomon.report.serving.text import title
 from gnomon.search.slo import WORDS, latency_name
 from gnomon.serving.results.fleet import Regret, regret
 from gnomon.serving.results.intervals import Intervals
@@ -83,10 +81,26 @@ def text(result: Any) -> list[Block]:
     """The variants side by side, then every difference to the baseline, request by request."""
     summaries: dict[str, Summary] = result.summary
     notes = dict.fromkeys(note for one in summaries.values() for note in one.notes)
-    paired = _paired_tables(result.baseline, result.differences)
-    warned = lines(warnings(summaries), "warning")
-    won = lines(verdict(summaries))
-    return [*won, *_variant_tables(summaries, result.intervals), *paired, *warned, *lines(notes, "note")]
+    drawn = drawers(result)
+    overlays = {name: draw for name, draw in drawn.items() if name in LATENCIES}
+    changes = {name: draw for name, draw in drawn.items() if name not in LATENCIES}
+    return [
+        *lines(verdict(summaries, result.differences)),
+        Section("Latency", [*plots(overlays), *_variant_tables(summaries, result.intervals)]),
+        Section("Change", [*plots(changes, "short"), *_paired_tables(result.baseline, result.differences)]),
+        *lines(warnings(summaries), "warning"),
+        *lines(notes, "note"),
+    ]
+
+
+def title(result: Any) -> str:
+    """How many are compared."""
+    return f"{len(result.results)} variants compared"
+
+
+def scenario(result: Any) -> str:
+    """Every variant's."""
+    return "\n".join(f"# {name}\n{dump(one.scenario)}" for name, one in result.results.items())
 
 
 CONTESTED: dict[str, Callable[[Summary], float | None]] = {
@@ -102,8 +116,9 @@ A_DRAW = 0.01
 """Variants within so much of the best share the first place, and where all do, there is none."""
 
 
-def verdict(summaries: Mapping[str, Summary]) -> list[str]:
-    """Who is best at what, in one sentence."""
+def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[str]:
+    """Who is best at what, in one sentence; who differs from the baseline by chance at most is as good."""
+    baseline = next(iter(summaries))
     won: dict[tuple[str, ...], list[str]] = {}
     for what, figure in CONTESTED.items():
         values = {name: figure(one) for name, one in summaries.items()}
@@ -111,10 +126,16 @@ def verdict(summaries: Mapping[str, Summary]) -> list[str]:
         if len(known) == len(values) > 1:
             least = min(known.values())
             first = tuple(name for name, value in known.items() if value <= least + A_DRAW * abs(least))
+            unclear = {
+                name for name, rows in differences.items() for one in rows
+                if latency_name(f"{one.metric} {one.statistic}") == what and not one.is_clear
+            }  # fmt: skip
+            if baseline in first or unclear & {*first}:
+                first = tuple(name for name in summaries if name in {*first, *unclear, baseline})
             won.setdefault(first, []).append(what)
     alike = won.pop(tuple(summaries), [])
     told = [f"best at {', '.join(of)}: {' and '.join(names)}" for names, of in won.items()]
-    told += [f"alike within 1 %: {', '.join(alike)}"] if alike else []
+    told += [f"alike (within 1 % or by chance): {', '.join(alike)}"] if alike else []
     said = "; ".join(told)
     return [f"{said[0].upper()}{said[1:]}."] if said else []
 
@@ -221,27 +242,9 @@ def write(result: Any, folder: str | Path) -> Path:
         for name, one in result.results.items():
             write_run(one.run, one.summary, temporary / places[name])
         write_text(temporary / "comparison.json", json.dumps(data(result), indent=1))
-        _write_report(result, temporary / "report.html", places)
+        links = {f"{place}/report.html": name for name, place in places.items()}
+        result.write_page(temporary / "report.html", links=links)
     return Path(folder)
-
-
-def _write_report(result: Any, path: Path, places: Mapping[str, str]) -> None:
-    """One page of all variants; `places` names the folder of each, whose own report is linked."""
-    drawn, scenarios = drawers(result), {name: one.scenario for name, one in result.results.items()}
-    overlays = plots({name: draw for name, draw in drawn.items() if name in LATENCIES})
-    changes = plots({name: draw for name, draw in drawn.items() if name not in LATENCIES}, "short")
-    blocks = [
-        *lines(verdict(result.summary)),
-        *lines(warnings(result.summary), "warning"),
-        Section("Latency", [*overlays, *_variant_tables(result.summary, result.intervals)]),
-        Section("Change, request by request", [*changes, *_paired_tables(result.baseline, result.differences)]),
-    ]
-    first = f"{title(scenarios[result.baseline])} and others on the same requests; the first: {result.baseline}."
-    write_page(
-        path, f"{len(scenarios)} variants compared", blocks, lede=first,
-        links={f"{place}/report.html": name for name, place in places.items()},
-        scenario="\n".join(f"# {name}\n{dump(one)}" for name, one in scenarios.items()),
-    )  # fmt: skip
 
 
 def _signed(value: float | None) -> str:

@@ -14,7 +14,7 @@ from gnomon.report import look
 from gnomon.report.blocks import Figure
 from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, plot_layout, short, slo_line, time_lines
 from gnomon.report.serving.fleet import fleet_drawers
-from gnomon.search.load_curve import Headroom
+from gnomon.search.load_curve import Headroom, LoadCurve
 from gnomon.serving.engine.state import ABANDONED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.summary import Summary
@@ -304,11 +304,13 @@ def load_figure(
     *,
     target: float | None,
     capacity: float,
+    bound_by: str,
     load: float | None,
     num_requests: int,
 ) -> Figure:
     """One latency (ttft, tpot or e2e) at each load, from runs of `num_requests`; `target` is its limit, `capacity` the
-    highest load that meets all limits (0: none does), `load` where the reader stands."""
+    highest load that meets all limits (0: none does), `bound_by` what is not met beyond it, `load` where the reader
+    stands."""
     known = [value for values in latencies.values() for value in values if value is not None]
     shown, factor = ("ms", 1e3) if known and min(known) < 1 else ("s", 1.0)
     data = [
@@ -326,10 +328,10 @@ def load_figure(
     end = max((*loads, capacity, load or 0.0))
     lines, notes = [], []
     if target is not None:
-        lines.append(look.rule("y", target * factor, RED) | {"label": _words("SLO", RED)})
+        lines.append(look.rule("y", target * factor, RED) | {"label": look.words("SLO", RED)})
     if capacity:
         lines.append(look.rule("x", capacity, RED, "dot"))
-        notes.append(_note(capacity, f"capacity {capacity:.3g}/s", RED, is_left=capacity > end / 2))
+        notes.append(_note(capacity, f"capacity {capacity:.3g}/s, by {bound_by}", RED, is_left=capacity > end / 2))
     if load is not None:
         is_left = load <= capacity or load > 0.9 * end
         # From above the name of the capacity, which it would cross.
@@ -338,12 +340,25 @@ def load_figure(
     return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines, "annotations": notes}}
 
 
+def crossed_first(curve: LoadCurve, slo: SloConfig) -> str:
+    """The latency whose P99 passes its limit at the lowest load; where none does, the queue grows first."""
+    found: list[tuple[float, float, str]] = []
+    for name, short_name in SHORT.items():
+        limit = getattr(slo, f"{name}_s")
+        for load, value in zip(curve.loads, curve.seconds[name]["p99"], strict=True):
+            if limit is not None and (value is None or value > limit):
+                found.append((load, -(value or np.inf) / limit, short_name))
+                break
+    return min(found)[2] if found else "a growing queue"
+
+
 def load_drawers(room: Headroom, slo: SloConfig) -> dict[str, Callable[[], Figure]]:
     """The curves of a run's report, one per latency: names as in `figures`, with `load_` before them."""
     return {
         f"load_{name}": partial(
             load_figure, name, room.curve.loads, room.curve.seconds[name], target=getattr(slo, f"{name}_s"),
-            capacity=room.capacity_per_s, load=room.load_per_s, num_requests=room.curve.num_requests,
+            capacity=room.capacity_per_s, bound_by=crossed_first(room.curve, slo), load=room.load_per_s,
+            num_requests=room.curve.num_requests,
         )
         for name in ("ttft", "tpot")
     }  # fmt: skip
@@ -356,12 +371,6 @@ def _log(values: Sequence[float]) -> Figure:
     axis = look.log_axis(min(values), max(values))
     low, high = axis["range"]
     return axis | {"range": [low - 0.2 * (high - low), high]}
-
-
-def _words(text: str, colour: str) -> Figure:
-    """At the beginning of a line across."""
-    return {"text": text, "font": {"color": colour, "size": 11}, "padding": 2, "textposition": "start",
-            "yanchor": "bottom"}  # fmt: skip
 
 
 def _note(at: float, text: str, colour: str, *, is_left: bool, above: int = 0) -> Figure:

@@ -9,19 +9,23 @@ import polars as pl
 
 from gnomon.core import units
 from gnomon.core.arrays import Floats
-from gnomon.report.blocks import Table
-from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, time_lines
+from gnomon.report.blocks import Card, Table
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, short, time_lines
 from gnomon.serving.autoscaling.capacity import slo_check
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, STARTING, UP
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
 from gnomon.serving.results.energy import joules
 from gnomon.serving.results.fleet import PAID, past
+from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 
 MOST_POINTS = 240
 """Intervals of the time lines: a day in steps of six minutes."""
 HOUR_S, AFTER_S = 3600.0, 600.0
 """Of a row of the day, and after a failure in which its cost shows."""
+EVENTS = ((DOWN, "failed", "x", RED), (STARTING, "starts", "triangle-up", ORANGE),
+          (DRAINING, "drains", "triangle-down", GREY))  # fmt: skip
+"""States of a replica that are marked when they begin: words, mark and colour."""
 COLOURS = (BLUE, ORANGE, GREEN, RED, GREY)
 
 
@@ -81,6 +85,21 @@ def slo_by_class(run: Run, edges: Floats) -> dict[str, Floats]:
         met = np.histogram(q.arrival_s[mine], edges, weights=good[mine])[0]
         found[name] = np.divide(met, all_, out=np.full(all_.size, np.nan), where=all_ > 0)
     return found
+
+
+def day_cards(summary: Summary) -> list[Card]:
+    """What a day of a fleet comes to."""
+    fleet, energy, slo = summary.fleet, summary.energy, summary.slo
+    assert fleet is not None
+    dollars = summary.cost.per_hour * summary.duration_s / HOUR_S
+    return [
+        Card("replicas", f"{fleet.mean_up:.3g}", f"{fleet.least_up} to {fleet.peak_up}"),
+        *([Card("SLO met by", f"{slo.attainment:.1%}", "of all requests")] if slo else []),
+        Card("GPU hours", f"{fleet.gpu_hours:,.4g}", f"${dollars:,.4g}"),
+        Card("cold starts", f"{fleet.cold_starts}", f"{units.seconds(fleet.cold_start_s)} each"),
+        Card("failures", f"{fleet.failures}", f"{fleet.retries:,} requests sent again"),
+        *([Card("energy", f"{energy.kwh:,.4g} kWh", f"{energy.mean_kw:.3g} kW in the mean")] if energy else []),
+    ]
 
 
 def day_tables(run: Run) -> list[Table]:
@@ -158,6 +177,28 @@ def _kilowatts(run: Run, samples: Any, lasts_s: Floats, counts: Any) -> Floats |
     return total
 
 
+def _events(run: Run, hours: Floats, along: Floats) -> list[dict[str, Any]]:
+    """What happened to replicas, as marks along a curve: failures, starts and ends."""
+    record = run.fleet
+    assert record is not None
+    lost = {(at_s, i): count for at_s, i, count in record.lost}
+    known = ~np.isnan(along)
+    found = []
+    for state, word, symbol, colour in EVENTS:
+        here = [(at_s, i) for at_s, i, kind in record.changes if kind == state]
+        if not here or not known.any():
+            continue
+        at = np.array([at_s for at_s, _ in here]) / HOUR_S
+        said = [f"replica {i} {word}" + (f", {lost[at_s, i]:,} requests sent again" if (at_s, i) in lost else "")
+                for at_s, i in here]  # fmt: skip
+        found.append({
+            "type": "scatter", "mode": "markers", "name": word, "x": short(at), "text": said,
+            "y": short(np.interp(at, hours[known], along[known])), "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"symbol": symbol, "color": colour, "size": 7}, "showlegend": True,
+        })  # fmt: skip
+    return found
+
+
 def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
     """The figures of a fleet by name."""
     frame: list[pl.DataFrame] = []
@@ -172,7 +213,9 @@ def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
 
     def draw(title: str, *names: str, **axis: Any) -> dict[str, Any]:
         hours, lines = columns(*names)
-        return time_lines(title, hours, lines, axis, "hours")
+        drawn = time_lines(title, hours, lines, axis, "hours")
+        marks = _events(run, hours, lines[0][1]) if names[0] in ("up", *met) and lines else []
+        return drawn | {"data": [*drawn["data"], *marks]}
 
     met = [f"slo_met_{one.name}" for one in run.requests.classes] or ["slo_met_all"]
     return {

@@ -18,7 +18,7 @@ NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tbt_s": "TBT", "e2e_s": "E2E"}
 
 
 def words(interval: Interval, kind: str = "seconds") -> str:
-    """A figure with its interval, in one unit."""
+    """A figure with its interval, in one unit unless it spans several."""
     if kind == "share":
         return f"{interval.value:.1%}, {100 * interval.low:.1f}–{100 * interval.high:.1f}"
     if kind != "seconds":
@@ -26,6 +26,8 @@ def words(interval: Interval, kind: str = "seconds") -> str:
     text = units.seconds(interval.value)
     number, _, unit = text.partition(" ")
     size = interval.value / float(number) if float(number) else 1.0
+    if interval.low < size / 10:  # Of minutes only.
+        return f"{text}, {units.seconds(interval.low)} – {units.seconds(interval.high)}"
     return f"{number} {unit}, {_number(interval.low / size, 3)}–{_number(interval.high / size, 3)}"
 
 

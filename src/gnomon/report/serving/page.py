@@ -14,7 +14,7 @@ from gnomon.report.serving import explain_text as explained
 from gnomon.report.serving import explanation as pictures
 from gnomon.report.serving import text as words
 from gnomon.report.serving.figures import drawers, load_drawers
-from gnomon.report.serving.fleet import day_tables
+from gnomon.report.serving.fleet import day_cards, day_tables
 from gnomon.report.serving.intervals import interval_blocks
 from gnomon.report.serving.intervals import words as interval_words
 from gnomon.report.serving.operators import operator_frame
@@ -80,7 +80,7 @@ def write_report(
         Section("Why", _why(run)),
         Section("Latency", [*plots(latency), *tables]),
         *over_time,
-        *([Section("The day", list(day_tables(run)))] if run.fleet is not None else []),
+        *([Section("The day", [*day_cards(summary), *day_tables(run)])] if run.fleet is not None else []),
         Section("Replicas", [Table(replicas, caption=more, left=("device",))]),
         Section("Operators", [Table(_operator_rows(run), left=("operator", "from"))]),
         Section("Summary", [Facts(words.figure_rows(summary, room))]),

@@ -96,8 +96,9 @@ def _with_places(pool: Pool, places: int) -> Pool:
     """A pool of a fleet that may grow: as many places as it may have replicas at once."""
     if pool.num_replicas > places:
         raise ConfigError(
-            f"{pool.num_replicas} replicas are more than fleet.max_replicas ({places}).", where="fleet.max_replicas"
-        )
+            f"{pool.num_replicas} replicas are more than fleet.max_replicas ({places}).", where="fleet.max_replicas",
+            fix=f"Begin with {places} or fewer: num_replicas.",
+        )  # fmt: skip
     return replace(pool, num_replicas=places)
 
 

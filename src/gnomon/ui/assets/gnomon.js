@@ -226,10 +226,23 @@
       button.textContent = `Use ${value}`;
     }
   };
+  // HTML that the server has made (and escaped), as reports have it. Its links stay within the page, as Dash's do.
+  const fill = () => {
+    for (const one of document.querySelectorAll("[data-html]")) {
+      if (one.filled !== one.dataset.html) one.innerHTML = one.filled = one.dataset.html;
+    }
+  };
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.(".body td a[href^='/']");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    dash_clientside.set_props("address", {href: link.getAttribute("href")});
+  });
   const sizes = new ResizeObserver(place);
   let isTidied = true;
   const tidy = () => {
     isTidied = true;
+    fill();
     rename();
     share();
     suggest();
@@ -245,7 +258,7 @@
   new MutationObserver(() => { // Once for all changes of a moment.
     if (isTidied) setTimeout(tidy);
     isTidied = false;
-  }).observe(document.documentElement, {childList: true, subtree: true, attributeFilter: ["aria-selected"]});
+  }).observe(document.documentElement, {childList: true, subtree: true, attributeFilter: ["aria-selected", "data-html"]});
 
   // A report in a frame is as high as its content: one thing scrolls, not two.
   addEventListener("message", (event) => {

@@ -42,10 +42,6 @@
   const show = async (page, line, isWanted) => {
     if (line.messages) tell(page, line.messages);
     for (const [name, html] of Object.entries(line.texts || {})) fill(`${page}-${name}`, html);
-    const compared = document.getElementById(`${page}-comparison`);
-    if (line.comparison && (line.comparison.props || compared?.firstChild)) {
-      dash_clientside.set_props(compared.id, {children: line.comparison});
-    }
     for (const [name, figure] of Object.entries(line.plots || {})) if (isWanted()) await draw(`${page}-plot-${name}`, figure, isWanted);
     if (line.blank) await clear(page, line.blank, isWanted);
   };

@@ -7,8 +7,10 @@ from dash.development.base_component import Component
 
 from gnomon import catalog
 from gnomon.api.serving import Simulation, controller_names, simulate
-from gnomon.core import units
-from gnomon.ui.blocks import cards, copy_box, graph, notice, plots, section
+from gnomon.report.blocks import lines
+from gnomon.report.page import boxed
+from gnomon.report.serving.fleet import day_cards, day_tables
+from gnomon.ui.blocks import commands, graph, plots, section, shown
 from gnomon.ui.controls import Choice, Control, Number, Slider
 from gnomon.ui.pages.pieces import draw_live, view_of
 from gnomon.ui.scenarios import as_command, as_yaml
@@ -55,6 +57,7 @@ def body(state: dict[str, Any]) -> list[Component]:
             "The day", plots(*(graph(PAGE.id(name), label=label) for name, label in FIGURES.items()), together=True)
         ),
         section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        html.Div(id=PAGE.id("rest")),
     ]
 
 
@@ -65,6 +68,7 @@ def register(app: Dash) -> None:
         "notes": Output(PAGE.id("notes"), "children"),
         "figures": {name: Output(PAGE.id(name), "figure") for name in FIGURES},
         "copies": Output(PAGE.id("copies"), "children"),
+        "rest": Output(PAGE.id("rest"), "children"),
     }
     draw_live(app, PAGE, outputs, lambda values: _drawn(simulate(scenario_of(values))))
 
@@ -95,26 +99,13 @@ def scenario_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drawn(day: Simulation) -> dict[str, Any]:
-    summary = day.summary
-    fleet, energy, slo = summary.fleet, summary.energy, summary.slo
-    assert fleet is not None and slo is not None
-    shown = [
-        ("replicas", f"{fleet.mean_up:.3g}", f"{fleet.least_up} to {fleet.peak_up}"),
-        ("SLO met by", f"{slo.attainment:.1%}", "of all requests"),
-        ("GPU hours", f"{fleet.gpu_hours:,.4g}", f"${summary.cost.per_hour * summary.duration_s / 3600:,.4g}"),
-        ("cold starts", f"{fleet.cold_starts}", f"{units.seconds(fleet.cold_start_s)} each"),
-        ("failures", f"{fleet.failures}", f"{fleet.retries:,} requests sent again"),
-    ]
-    if energy is not None:
-        shown.append(("energy", f"{energy.kwh:,.4g} kWh", f"{energy.mean_kw:.3g} kW in the mean"))
+    warnings = [text for text in day.summary.warnings if "table of" not in text]
     return {
-        "cards": cards(shown),
-        "notes": [notice(text, "warning") for text in summary.warnings if "table of" not in text],
+        "cards": shown(day_cards(day.summary)),
+        "notes": shown(lines(warnings, "warning")),
         "figures": {name: day.drawings[name] for name in FIGURES},
-        "copies": [
-            copy_box(PAGE.id("yaml"), "Scenario file", as_yaml(day.scenario)),
-            copy_box(PAGE.id("command"), "Command line", as_command(day.scenario)),
-        ],
+        "copies": commands({"Scenario file": as_yaml(day.scenario), "Command line": as_command(day.scenario)}),
+        "rest": shown(boxed(day_tables(day.run))),
     }
 
 

@@ -1,5 +1,5 @@
-"""Pieces that several pages share: answers at every change, plots as high as their figure, bars of where time goes,
-controls out of sight."""
+"""Pieces that several pages share: answers at every change, plots as high as their figure, controls
+out of sight."""
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
@@ -9,8 +9,8 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
-from gnomon.report.blocks import Causes, SplitRow
-from gnomon.ui.blocks import WITH_TOOLS, blank
+from gnomon.report.blocks import legend
+from gnomon.ui.blocks import WITH_TOOLS, blank, shown
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.turns import Question, Stale
 
@@ -50,8 +50,8 @@ def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = Fals
     plot = dcc.Graph(id=id, figure=blank(height), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
     frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="group",
                      **{"aria-label": label})  # fmt: skip
-    legend = html.Ul(id=f"{id}-legend", className="legend")
-    return html.Div([frame, legend] if is_legend_below else [legend, frame])
+    names = html.Div(html.Ul(className="legend"), id=f"{id}-legend")  # Its place is kept from the start.
+    return html.Div([frame, names] if is_legend_below else [names, frame])
 
 
 def tall_outputs(id: str) -> dict[str, Output]:
@@ -73,7 +73,7 @@ def tall(figure: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "figure": {"data": figure["data"], "layout": layout},
         "style": {"height": f"{height}px"},
-        "legend": [_entry(one["name"], _colour(one)) for one in named],
+        "legend": shown([legend({one["name"]: _colour(one) for one in named})]),
     }
 
 
@@ -85,38 +85,6 @@ def not_tall() -> dict[str, Any]:
 def _colour(trace: Mapping[str, Any]) -> str:
     drawn = trace["line"] if trace["type"] != "bar" and "line" in trace else trace["marker"]
     return str(trace.get("fillcolor") or drawn["color"])
-
-
-def legend(colours: Mapping[str, str]) -> Component:
-    """Names with their colours."""
-    return html.Ul([_entry(name, colour) for name, colour in colours.items()], className="legend")
-
-
-def _entry(name: str, colour: str) -> Component:
-    return html.Li([html.I(style={"background": colour}), name])
-
-
-def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
-    """Where the time goes: the legend, and one bar per row."""
-    lines = [
-        html.Div(
-            [
-                html.Span(row.name, className="split-name"),
-                html.Div(
-                    [
-                        html.I(style={"width": f"{row.share(cause):.3f}%", "background": colour},
-                               title=row.title(cause, label))
-                        for cause, (label, colour) in causes.items()
-                    ],
-                    className="split",
-                ),
-                html.Span(row.words, className="split-words"),
-            ],
-            className="split-row",
-        )
-        for row in rows
-    ]  # fmt: skip
-    return html.Div([legend(dict(causes.values())), *lines])
 
 
 def view_of(page: Page) -> Component:

@@ -12,7 +12,6 @@ from gnomon.api.pipeline import (
     TRANSFERS,
     PipelineStep,
     Priority,
-    cell_texts,
     check_priority,
     pipeline,
     priorities_at,
@@ -21,20 +20,19 @@ from gnomon.api.pipeline import (
 )
 from gnomon.api.train import PRECISIONS, SHARDINGS, train
 from gnomon.core.errors import GnomonError
-from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards
-from gnomon.report.training import memory_bars, time_bars
-from gnomon.ui.blocks import cards, graph, notice, section
+from gnomon.report.pipeline.heat_map import cell_texts
+from gnomon.ui.blocks import cards_and_rest, commands, graph, section
 from gnomon.ui.controls import Choice, Control, ControlError, Number, Slider, Switch, Text
 from gnomon.ui.pages.pieces import (
     draw_live,
     not_tall,
     register_boxes,
-    split_bars,
     tall,
     tall_graph,
     tall_outputs,
     view_of,
 )
+from gnomon.ui.scenarios import folded
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 
 
@@ -59,7 +57,7 @@ OF_MODEL: tuple[Control, ...] = (
     Number("pipeline_parallel", "Pipeline parallel", 4, least=1, most=512, whole=True, group="Layout",
            field="pipeline_parallel"),
     _degree("virtual_stages", "Virtual stages", 64),
-    Choice("order", "Schedule", USUAL, options=_orders, field="schedule", group="Layout"),
+    Choice("order", "Schedule", USUAL, options=_orders, field="schedule", wide=True, group="Layout"),
     _degree("context_parallel", "Context parallel"),
     _degree("expert_parallel", "Expert parallel"),
     _degree("micro_batch", "Micro-batch", 1024, help="sequences"),
@@ -80,28 +78,11 @@ def _model_drawn(values: dict[str, Any]) -> dict[str, Any]:
     if values["order"] != USUAL:
         asked["schedule"] = values["order"]
     result = train(asked, check=False)
-    shown = result.summary
-    memory = f"{shown['peak_memory_gb']:.1f} GB"
-    room = (
-        f"of {shown['device_memory_gb']:.1f} GB"
-        if shown["fits"]
-        else f"does not fit {shown['device_memory_gb']:.1f} GB"
-    )
-    figures = (
-        ("step", f"{shown['step_s']:.4g} s", f"{shown['micro_batches']} micro-batches"),
-        ("tokens/s/GPU", f"{shown['tokens_per_gpu_s']:,.0f}", f"{shown['tokens_per_s']:,.0f} in all"),
-        ("MFU", f"{100 * shown['mfu']:.1f} %", f"{shown['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU"),
-        ("peak memory", memory, room),
-    )
-    told = [] if shown["fits"] else [notice(result.misfit, "error")]
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value))
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value)]
     return {
-        "cards": cards(figures),
-        "notes": [*told, *(notice(text) for text in shown["notes"])],
-        "time": split_bars(*time_bars(result.step)),
-        "memory": split_bars(*memory_bars(result.step)),
+        **cards_and_rest(result.text()),
         "over_time": tall(result.drawings["memory"]),
-        "command": f"gnomon train step {flags}",
+        "copies": commands({"Command line": folded(["gnomon train step", *flags])}),
     }
 
 
@@ -177,45 +158,43 @@ OF_SCHEDULES: tuple[Control, ...] = (
 )  # fmt: skip
 CONTROLS: tuple[Control, ...] = (
     Choice("tab", "Show", MODEL, wide=True,
-           options={MODEL: "a model on GPUs", SCHEDULES: "schedules and priorities, with given times"}),
+           options={MODEL: "a model on GPUs", SCHEDULES: "schedules, with given times"}),
     *OF_MODEL,
     *OF_SCHEDULES,
 )  # fmt: skip
 OF_TABS = {MODEL: MODEL_NAMES, SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
-BLANK = dict.fromkeys(("cards", "notes", "time", "memory", "command", "causes", "heat"), no_update)
+BLANK = dict.fromkeys(("cards", "rest", "copies", "heat"), no_update)
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """Figures; of a model its time and memory by part and over the step; of a schedule its Gantt chart, where the time
-    goes, and the heat map of priorities."""
+    """Figures; of a model its memory over the step; of a schedule its Gantt chart and the heat map of priorities; where
+    the time goes."""
+    priorities = html.P("The same step under other priorities. Click a cell to see its step above.", className="more")
+    heat = graph(PAGE.id("heat"), HEAT_PX, label="Total time over the priorities of transfers")
+    styles = _styles(state["tab"])
     return [
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
-        html.Div(id=PAGE.id("notes")),
         html.Div(
-            [
-                section("Where the time goes", html.Div(id=PAGE.id("time"), className="time-by-part")),
-                section("Memory of the fullest GPU", html.Div(id=PAGE.id("memory"), style={"minHeight": "120px"})),
-                section("Memory over the step", tall_graph(PAGE.id("over_time"), MEMORY_PX, "Memory of a GPU by part")),
-                section("The same in the terminal", html.Pre(id=PAGE.id("command"), tabIndex=0)),
-            ],
+            section("Memory over the step", tall_graph(PAGE.id("over_time"), MEMORY_PX, "Memory of a GPU by part")),
             id=PAGE.id("tab", MODEL),
+            style=styles[MODEL],
         ),
         html.Div(
             [
                 section("Timeline", tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")),
-                section("Where the time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "154px"})),
-                section(
-                    "Total time by priority",
-                    html.P(
-                        "The same step under other priorities. Click a cell to see its step above.", className="more"
-                    ),
-                    graph(PAGE.id("heat"), HEAT_PX, label="Total time over the priorities of transfers"),
-                ),
+                section("Total time by priority", priorities, heat),
             ],
             id=PAGE.id("tab", SCHEDULES),
+            style=styles[SCHEDULES],
         ),
+        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        html.Div(id=PAGE.id("rest")),
     ]
+
+
+def _styles(tab: str) -> dict[str, Any]:
+    return {name: SHOWN if name == tab else HIDDEN for name in OF_TABS}
 
 
 def register(app: Dash) -> None:
@@ -268,7 +247,7 @@ def step_of(values: Mapping[str, Any]) -> PipelineStep:
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
-    shown = {"tabs": {name: SHOWN if name == values["tab"] else HIDDEN for name in OF_TABS}}
+    shown = {"tabs": _styles(values["tab"])}
     kept = BLANK | {name: not_tall() for name in ("gantt", "over_time")}
     if values["tab"] == MODEL:
         return kept | shown | _model_drawn(values)
@@ -285,11 +264,24 @@ def _schedule_drawn(values: dict[str, Any]) -> dict[str, Any]:
     is_on_grid = priorities_at(grid, chosen[:2]) == chosen
     return {
         "gantt": tall(figure),
-        "cards": cards((name, value, "") for name, value in step_cards(step.run).items()),
-        "notes": [notice(text, "warning") for text in step.step.notes],
-        "causes": split_bars(CAUSES, cause_rows(step.run)),
+        **cards_and_rest(step.text()),
+        "copies": commands({"Command line": _command(values)}),
         "heat": step.priorities_drawn(grid, chosen[:2] if is_on_grid else None),
     }
+
+
+def _command(values: dict[str, Any]) -> str:
+    """The step as a command."""
+    flags = {"--stages": "stages", "-n": "n", "--chunks": "chunks", "--memory-limit": "limit"}
+    flags |= {f"--{field.replace('_', '-')}": name for name, field in LENGTHS.items()}
+    flags |= {"--weight-grad-len": "wgrad", "--latency": "latency"}
+    usual = {one.name: one.default for one in OF_SCHEDULES}
+    words = [] if values["schedule"] == STUDY else [f"--schedule {values['schedule']}"]
+    words += [f"{flag} {values[name]:g}" for flag, name in flags.items() if values[name] not in (None, usual[name])]
+    for name in TRANSFERS:
+        kind = "tier" if str(values[name]).isalpha() else "priority"
+        words += [f"--{kind} {name}={values[name]}"] if str(values[name]) != usual[name] else []
+    return folded(["gnomon pipeline run", *words, *(["--ideal"] if values["ideal"] else [])])
 
 
 PAGE = Page(

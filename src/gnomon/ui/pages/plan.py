@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.development.base_component import Component
 from flask import current_app
 
@@ -13,12 +13,14 @@ from gnomon import __version__, catalog
 from gnomon.api.search import OBJECTIVES, Search, SearchConfig, check, fingerprint, finished_search, search
 from gnomon.api.serving import policy_names
 from gnomon.convert.commands import ENGINES
-from gnomon.core.config import build, dump
+from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
-from gnomon.report.search import text as words
+from gnomon.core.text import to_yaml
+from gnomon.report.blocks import Card, Section
+from gnomon.report.page import boxed
 from gnomon.report.search.files import space_figure
 from gnomon.ui import jobs
-from gnomon.ui.blocks import cards, copy_box, graph, notice, plots, section, table
+from gnomon.ui.blocks import commands, graph, plots, section, shown
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Text
 from gnomon.ui.jobs import job_panel, register_job
 from gnomon.ui.pages.pieces import register_boxes
@@ -59,6 +61,11 @@ def question_of(values: Mapping[str, Any]) -> SearchConfig:
     question = build(SearchConfig, data)
     check(question)
     return question
+
+
+def short(question: SearchConfig) -> str:
+    """A question as a file for `gnomon search`; defaults are left out."""
+    return to_yaml(question.model_dump(mode="json", exclude_defaults=True))
 
 
 def runs_folder() -> Path:
@@ -107,6 +114,8 @@ NO_SEARCH = (
     "Press Search, or open a search that was run before. A search finds the capacity of every combination of the space "
     "under the limits; it can be cancelled, and goes on where it stopped when it is run again."
 )
+LOOKED_AT = {"space": "figure", "fits": "children", "copies": "children"}
+"""What shows the question before the search."""
 TOP = 25
 """Rows of the ranking."""
 
@@ -183,12 +192,13 @@ def body(state: dict[str, Any]) -> list[Component]:
     before = section("", fits, graph(PAGE.id("space"), PLOT_PX, label=SPACE))
     return [
         section("", job_panel(PAGE, "Search")),
-        html.Div([notice(NO_SEARCH), before], id=PAGE.id("empty")),
+        html.Div([html.P(NO_SEARCH, className="note"), before], id=PAGE.id("empty")),
         html.Div(
             [html.Div(id=PAGE.id("answer")), plotted, html.Div(id=PAGE.id("tables"))],
             id=PAGE.id("found"),
             style=HIDDEN,
         ),
+        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
     ]
 
 
@@ -198,15 +208,16 @@ def register(app: Dash) -> None:
 
     @callback(
         app,
-        output=[Output(PAGE.id("space"), "figure"), Output(PAGE.id("fits"), "children")],
+        output=[Output(PAGE.id(name), kind) for name, kind in LOOKED_AT.items()],
         inputs={"raw": {name: one for name, one in PAGE.inputs().items() if name not in ("dir", "job")}},
     )
     def look(raw: dict[str, Any]) -> Any:
         try:
-            drawn, told = space_figure(question_of(PAGE.read(raw)))
+            asked_for = question_of(PAGE.read(raw))
+            drawn, told = space_figure(asked_for)
         except GnomonError:  # Said where it was made, when the search is asked for.
-            return no_update, no_update
-        return drawn, " ".join(told)
+            return (no_update,) * len(LOOKED_AT)
+        return drawn, " ".join(told), commands({"This search: gnomon search FILE": short(asked_for)})
 
     @callback(
         app,
@@ -232,10 +243,13 @@ def register(app: Dash) -> None:
             return kept | {"empty": SHOWN, "found": HIDDEN, "messages": PAGE.explain(error)}
         if found is None:
             return kept | {"empty": SHOWN, "found": HIDDEN, "messages": PAGE.explain(None)}
+        blocks = found.text(TOP, _link_of(found))
+        cards = [one for one in blocks if isinstance(one, Card) or one is blocks[0]]
+        rest = [one for one in blocks if one not in cards]
         return {
             "plots": _plots(found),
-            "answer": _answer(found),
-            "tables": _tables(found),
+            "answer": shown([Section(found.title, cards)]),
+            "tables": shown(boxed(rest)),
             "empty": HIDDEN,
             "found": SHOWN,
             "folder": folder if is_new else no_update,
@@ -282,35 +296,6 @@ def _link_of(found: Search) -> Callable[[int], str]:
 
 def _plots(found: Search) -> dict[str, Any]:
     return dict(found.drawings) or dict.fromkeys(PLOTS, no_update)
-
-
-def _answer(found: Search) -> list[Component]:
-    lines = [notice(text) for text in words.account(found.found)]
-    if found.best is None:
-        return [notice(words.nothing_qualifies(found.found), "warning"), *lines]
-    title = html.H2(f"Best: {found.best.label}", className="winner")
-    question = html.P(words.question_words(found.question), className="more")
-    return [html.Div([title, question], className="lede"), cards(words.cards(found.found)), *lines]
-
-
-def _tables(found: Search) -> list[Component]:
-    to_serve = _link_of(found)
-    ranking = [
-        row | {"configuration": dcc.Link(row["configuration"], href=to_serve(place))}
-        for place, row in enumerate(words.ranking_rows(found.found, TOP))
-    ]
-    reasons = words.reason_rows(found.found)
-    shown = []
-    if ranking:
-        shown.append(section("Ranking", table(ranking, left=("configuration", "limited by"))))
-    if reasons:
-        shown.append(section("Not in the ranking", table(reasons, left=tuple(reasons[0]))))
-    copies = [copy_box(PAGE.id("copy", name), ENGINES[name].name, text) for name, text in found.commands.items()]
-    if found.no_command:
-        copies.insert(0, notice(f"No command for the winner: {found.no_command}"))
-    copies.append(copy_box(PAGE.id("copy", "question"), "This search: gnomon search FILE", dump(found.question)))
-    shown.append(section("Copy", *copies))
-    return shown
 
 
 PAGE = Page(name="plan", title="Plan", controls=CONTROLS, body=body, register=register, without_effect=without_effect)

@@ -11,7 +11,6 @@ from gnomon.api.posttrain import (
     PolicyComparison,
     Posttrain,
     PosttrainPlan,
-    PosttrainRun,
     check_policies,
     compare_policies,
     compared_policies,
@@ -22,18 +21,17 @@ from gnomon.api.posttrain import (
 )
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
-from gnomon.report.blocks import SplitRow, cell
-from gnomon.report.posttrain.figures import CAUSES, cause_rows, policies_height, run_cards
-from gnomon.report.posttrain.text import RATIO
+from gnomon.core.text import to_yaml
+from gnomon.report.blocks import Line
+from gnomon.report.posttrain.figures import policies_height
 from gnomon.ui import jobs
-from gnomon.ui.blocks import cards, notice, section, table
+from gnomon.ui.blocks import cards_and_rest, commands, section, shown
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.jobs import job_panel, register_job
 from gnomon.ui.pages.pieces import (
     draw_live,
     not_tall,
     register_boxes,
-    split_bars,
     tall,
     tall_graph,
     tall_outputs,
@@ -156,7 +154,6 @@ def body(state: dict[str, Any]) -> list[Component]:
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
         section("GPU allocation", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
-        section("Where the GPU time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "56px"})),
         section(
             "Compared and planned",
             job_panel(PAGE, "Compare"),
@@ -173,6 +170,8 @@ def body(state: dict[str, Any]) -> list[Component]:
                 style=HIDDEN,
             ),
         ),
+        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        html.Div(id=PAGE.id("rest")),
     ]
 
 
@@ -181,7 +180,8 @@ def register(app: Dash) -> None:
     outputs = {
         "allocation": tall_outputs(PAGE.id("allocation")),
         "cards": Output(PAGE.id("cards"), "children"),
-        "causes": Output(PAGE.id("causes"), "children"),
+        "rest": Output(PAGE.id("rest"), "children"),
+        "copies": Output(PAGE.id("copies"), "children"),
     }
     draw_live(app, PAGE, outputs, _drawn, _live())
     _register_comparison(app)
@@ -200,19 +200,13 @@ def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
-    result = posttrain(config_of(values))
+    config = config_of(values)
+    result = posttrain(config)
     return {
         "allocation": tall(result.drawings["allocation"]),
-        "cards": _cards(result),
-        "causes": split_bars(CAUSES, cause_rows(result.record)),
+        **cards_and_rest(result.text()),
+        "copies": commands({"gnomon posttrain run FILE": to_yaml(config.model_dump(mode="json", exclude_unset=True))}),
     }
-
-
-def _cards(result: PosttrainRun) -> Component:
-    shown = run_cards(result.record)
-    steps = shown.pop("steps")
-    size = f"{'one step' if steps == '1' else f'mean of {steps}'}, {shown.pop('GPUs')} GPUs"
-    return cards((name, value, size if name == "step" else "") for name, value in shown.items())
 
 
 def _register_comparison(app: Dash) -> None:
@@ -230,9 +224,8 @@ def _register_comparison(app: Dash) -> None:
         if not job:
             return {"style": HIDDEN, "plot": not_tall(), "rows": no_update}
         found = jobs.result(job)
-        if isinstance(found, PosttrainPlan):
-            return {"style": SHOWN, "plot": tall(found.drawings["plans"]), "rows": _planned(found)}
-        return {"style": SHOWN, "plot": tall(found.drawings["policies"]), "rows": _rows(found)}
+        drawn = found.drawings["plans" if isinstance(found, PosttrainPlan) else "policies"]
+        return {"style": SHOWN, "plot": tall(drawn), "rows": shown(found.text())}
 
     @callback(
         app,
@@ -250,7 +243,8 @@ def _register_comparison(app: Dash) -> None:
             return []
         found = jobs.result(job)
         same = isinstance(found, PosttrainPlan) or asked == found.config
-        return [] if same else notice("This comparison was made with other settings than the present ones.", "warning")
+        said = "This comparison was made with other settings than the present ones."
+        return [] if same else shown([Line(said, "warning")])
 
     @callback(
         app,
@@ -293,32 +287,6 @@ def run_comparison(asked: Asked, report: jobs.Report) -> PolicyComparison | Post
     if isinstance(names, int):
         return plan_posttrain(config, max_lag=names, on_progress=tell)
     return compare_policies(config, policies=names, with_oracle=with_oracle, on_progress=tell)
-
-
-def _planned(found: PosttrainPlan) -> list[Component]:
-    rows = [{name: cell(value) for name, value in row.items()} for row in found.summary["plans"][: found.top]]
-    commands = [part for name, text in found.commands.items() for part in (html.H3(name), html.Pre(text))]
-    return [table(rows, left=("mode", "limit")), *map(notice, found.summary["reasons"]), *commands]
-
-
-def _rows(found: PolicyComparison) -> list[Component]:
-    rows = [{name: _cell(name, value) for name, value in row.items()} for row in found.summary]
-    notes = [notice(note) for note in (RATIO, *found.to_dict()["notes"])]
-    bars = split_bars(CAUSES, [_bar(one) for one in found.outcomes])
-    return [table(rows, left=("policy",)), html.H3("Where their GPU time goes"), bars, *notes]
-
-
-def _cell(name: str, value: Any) -> Any:
-    if name in ("regret", *CAUSES):
-        return f"{100 * value:.1f} %"
-    decimals = {"step s": 1, "tokens/s": 0, "ratio": 2}.get(name)
-    return value if decimals is None else f"{value:,.{decimals}f}"
-
-
-def _bar(one: Any) -> SplitRow:
-    whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
-    parts = {cause: share * whole for cause, share in shares.items()}
-    return SplitRow(one.policy, parts, whole, f"{100 * shares['busy']:.1f} % busy", " GPU s")
 
 
 PAGE = Page(

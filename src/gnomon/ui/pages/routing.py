@@ -13,6 +13,8 @@ from gnomon.api.comparison import Comparison, compare
 from gnomon.api.serving import Scenario, policy_names, router_names
 from gnomon.api.serving import scenario as new_scenario
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.report.blocks import Line, Table, legend, lines
+from gnomon.report.blocks import link as link_to
 from gnomon.report.routing.files import (
     CURVE_PX,
     FILES,
@@ -24,14 +26,14 @@ from gnomon.report.routing.files import (
 )
 from gnomon.report.serving.compare import variant_row
 from gnomon.ui import jobs
-from gnomon.ui.blocks import graph, notice, plots, section, table
+from gnomon.ui.blocks import commands, graph, plots, section, shown
 from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.jobs import job_panel, register_job
-from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import not_tall, tall, tall_graph, tall_outputs
 from gnomon.ui.pages.plan import runs_folder
 from gnomon.ui.pages.serve import link
 from gnomon.ui.run_folders import folders
-from gnomon.ui.scenarios import further_settings, to_scenario
+from gnomon.ui.scenarios import as_yaml, further_settings, to_scenario
 from gnomon.ui.serving import requests_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.turns import told_if_too_large
@@ -206,9 +208,10 @@ def body(state: dict[str, Any]) -> list[Component]:
         ),
         section(
             CURVES,
-            html.Div(id=PAGE.id("curves"), children=notice(HINT)),
+            html.Div(id=PAGE.id("curves"), children=html.P(HINT, className="note")),
             dcc.Interval(id=PAGE.id("tick"), interval=FOLLOW_MS, disabled=True),
         ),
+        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
     ]
 
 
@@ -239,22 +242,22 @@ def register(app: Dash) -> None:
             "empty": Output(PAGE.id("empty"), "style"),
             "found": Output(PAGE.id("found"), "style"),
         },
-        inputs={"job": Input(PAGE.id("finished"), "data"), "shown": {name: inputs[name] for name in VIEWED}},
+        inputs={"job": Input(PAGE.id("finished"), "data"), "view": {name: inputs[name] for name in VIEWED}},
         prevent_initial_call=True,
     )
-    def show(job: str | None, shown: dict[str, Any]) -> dict[str, Any]:
+    def show(job: str | None, view: dict[str, Any]) -> dict[str, Any]:
         try:
             found: RoutersCompared = jobs.result(job or "")
         except GnomonError:
             others = ("differences", "rows", "warnings", "empty", "found")
             return {"distributions": not_tall(), **dict.fromkeys(others, no_update)}
-        one = found.views[shown["metric"], shown["statistic"]]
-        rows = [row | {"router": dcc.Link(row["router"], href=found.links[row["router"]])} for row in one.rows]
+        one = found.views[view["metric"], view["statistic"]]
+        rows = [row | {"router": link_to(row["router"], found.links[row["router"]])} for row in one.rows]
         return {
             "differences": one.differences,
             "distributions": tall(one.distributions),
-            "rows": table(rows, left=("router",)),
-            "warnings": [notice(text, "warning") for text in found.warnings],
+            "rows": shown([Table(rows, left=("router",))]),
+            "warnings": shown(lines(found.warnings, "warning")),
             "empty": HIDDEN,
             "found": SHOWN,
         }
@@ -272,6 +275,19 @@ def register(app: Dash) -> None:
             texts = PAGE.explain(error)
             return {"curves": no_update, "messages": {name: texts[name] for name in of_curves}}
 
+    @callback(
+        app,
+        output=Output(PAGE.id("copies"), "children"),
+        inputs={"raw": {name: one for name, one in inputs.items() if name not in (*FOR_CURVES, *VIEWED, "job")}},
+    )
+    def copies(raw: dict[str, Any]) -> Any:
+        try:
+            scenario, names = asked(PAGE.read(raw))
+        except GnomonError:  # Said where it was made, when the comparison is asked for.
+            return no_update
+        command = f"gnomon compare scenario.yaml --vary router.name={','.join(names)}"
+        return commands({"scenario.yaml": as_yaml(scenario), "Command line": command})
+
     @callback(app, Output(PAGE.id("tick"), "disabled"), Input(PAGE.id("follow"), "value"))
     def follow(ticked: list[str] | None) -> bool:
         return not ticked
@@ -279,17 +295,17 @@ def register(app: Dash) -> None:
 
 def _curves(values: dict[str, Any]) -> Any:
     if not values["runs"]:
-        return notice(HINT)
+        return html.P(HINT, className="note")
     tables = tables_of(values["runs"])
     wanted = [word.strip().casefold() for word in values["columns"].split(",") if word.strip()]
     names = [one for one in curve_names(tables) if not wanted or any(word in one.casefold() for word in wanted)]
     if not names:
-        return notice("No column has these words in its name.", "warning")
+        return shown([Line("No column has these words in its name.", "warning")])
     drawn = [
         graph(PAGE.id("curve", str(number)), CURVE_PX, label=name, figure=curve_figure(name, tables, values["smooth"]))
         for number, name in enumerate(names[:MAX_CURVES])
     ]  # fmt: skip
-    return [legend(run_colours(tables)), plots(*drawn)]
+    return [shown([legend(run_colours(tables))]), plots(*drawn)]
 
 
 PAGE = Page(name="routing", title="Routing", controls=CONTROLS, body=body, register=register)

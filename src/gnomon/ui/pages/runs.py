@@ -10,6 +10,7 @@ from flask import current_app
 from gnomon.api.serving import Scenario
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
+from gnomon.report.blocks import Line, Table, link
 from gnomon.ui import blocks
 from gnomon.ui.controls import Hidden, Text
 from gnomon.ui.run_folders import KEPT_BACK, RunFolder, file_address, find_runs, open_run
@@ -34,7 +35,7 @@ def body(state: dict[str, Any]) -> list[Component]:
     try:
         found = open_run(_root(), state["run"])
     except GnomonError as error:
-        return [html.P(back, className="opened"), blocks.notice(str(error), "error")]
+        return [html.P(back, className="opened"), blocks.shown([Line(str(error), "error")])]
     return [html.P(back, className="opened"), *_opened(found), html.Div(id=PAGE.id("list"), hidden=True)]
 
 
@@ -55,8 +56,8 @@ def _listed(root: Path, wanted: str) -> Component:
             count, html.P("Write one with gnomon simulate --out runs/NAME, or choose another folder: gnomon ui --runs.")
         )
     for row in rows:
-        row["run"] = dcc.Link(row["run"], href=PAGE.link(run=row["run"]))
-    return blocks.section(count, blocks.table(rows, left=("run", "kind", "what"), id=PAGE.id("table")))
+        row["run"] = link(row["run"], PAGE.link(run=row["run"]))
+    return blocks.section(count, blocks.shown([Table(rows, left=("run", "kind", "what"))]))
 
 
 def _row(one: RunFolder) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 import numpy as np
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -53,7 +53,7 @@ CONTROLS: tuple[Control, ...] = (
            tip="Its scheduler, limits, memory, kernels and host time, where nothing else is set"),
     Choice("policy", "Batching", OF_ENGINE, field=("batching.policy", "batching policy"), options=_policies,
            group=DEPLOYMENT, tip="Without an engine: vllm_v1"),
-    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
+    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names, wide=True,
            group=DEPLOYMENT),
     Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
            least=0.1, most=2000, log=True, optional=True, group=LOAD),
@@ -164,36 +164,24 @@ def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Co
         request = int(found.accounts.ids[order[rank]])
         told = simulation.explain(advice=False, metric=metric, request=request)
         drawn = told.drawings["neighbours"]
-    shown: list[Component] = [html.P(" ".join(told.sentences), className="story")]
     graph = dcc.Graph(figure=drawn, config=blocks.QUIET, style={"height": f"{drawn['layout']['height']}px"})
-    shown.append(html.Div(graph, className="plot"))
-    for block in told.text():
-        if isinstance(block, Table):
-            left = tuple(column for column in block.columns if block.is_left(column))
-            shown += [html.H3(block.title), blocks.table(list(block.rows), left=left)]
-    return shown
+    tables = blocks.shown(one for one in told.text() if isinstance(one, Table))
+    return [html.P(" ".join(told.sentences), className="story"), html.Div(graph, className="plot"), tables]
 
 
 def _register_pins(app: Dash) -> None:
-    controls = {one.name: State(PAGE.id(one.name), "value") for one in CONTROLS}
-
     @callback(
         app,
         output=Output(PAGE.id("pins"), "value"),
-        inputs={
-            "pin": Input(PAGE.id("pin"), "n_clicks"),
-            "unpin": Input({"type": PAGE.id("unpin"), "index": ALL}, "n_clicks"),
+        inputs={"pin": Input(PAGE.id("pin"), "n_clicks")},
+        state={
+            "raw": {one.name: State(PAGE.id(one.name), "value") for one in CONTROLS},
+            "kept": State(PAGE.id("pins"), "value"),
         },
-        state={"raw": controls, "kept": State(PAGE.id("pins"), "value")},
         prevent_initial_call=True,
     )
-    def change(pin: int, unpin: list[int], raw: dict[str, Any], kept: str) -> Any:
-        asked = ctx.triggered_id
-        if asked == PAGE.id("pin") and pin:
-            return answers.with_pin(CONTROLS, kept, raw)
-        if isinstance(asked, dict) and any(unpin):
-            return answers.without_pin(kept, asked["index"])
-        return no_update
+    def change(pin: int, raw: dict[str, Any], kept: str) -> Any:
+        return answers.with_pin(CONTROLS, kept, raw) if pin else no_update
 
 
 def _register_upload(app: Dash) -> None:

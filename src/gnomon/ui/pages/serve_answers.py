@@ -9,19 +9,18 @@ from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dash import Dash, Output, State, html
-from dash.development.base_component import Component
+from dash import Dash, Output, State
 from flask import Response, abort, request
 from plotly.io.json import to_json_plotly
 
 from gnomon.api.comparison import Comparison
 from gnomon.api.serving import Scenario, Simulation
 from gnomon.core.errors import GnomonError
-from gnomon.report.blocks import Block, Card, Command, lines
+from gnomon.report.blocks import Block, Card, Command, Html, Section, Table, lines
 from gnomon.report.page import html_of
 from gnomon.report.serving import text as words
 from gnomon.report.serving.compare import variant_row
-from gnomon.report.serving.figures import COLOURS, LATENCIES, load_figure
+from gnomon.report.serving.figures import COLOURS, LATENCIES, crossed_first, load_figure
 from gnomon.report.serving.page import key_figures
 from gnomon.ui import blocks, uploads
 from gnomon.ui.controls import Control, defaults_of, query_of, state_of
@@ -166,10 +165,8 @@ def plots_over_time(scenario: Scenario) -> Line:
 def surroundings(page: Page, raw: Raw, scenario: Scenario) -> Line:
     """What surrounds the plots: key figures, copies, notes, and the comparison."""
     result, pinned = simulated(scenario), _pinned(page, raw)
-    return {
-        "texts": known_texts(scenario) or texts(result, None),
-        "comparison": _comparison(page, raw, result, pinned) if pinned else [],
-    }
+    compared = {"comparison": _comparison(page, raw, result, pinned) if pinned else ""}
+    return {"texts": (known_texts(scenario) or texts(result, None)) | compared}
 
 
 def known_texts(scenario: Scenario) -> dict[str, str]:
@@ -208,28 +205,22 @@ def _pinned(page: Page, raw: Raw) -> dict[str, Simulation | GnomonError]:
     return found
 
 
-def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]) -> Component:
+def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]) -> str:
     """A table of the present result and the pinned ones."""
     first, *others = pin_colours(raw["pins"])
-    named = _entry(_name_of_now(page, raw), first)
-    rows: list[dict[str, Any]] = [{"result": named, **comparison_row(now.summary), "": None}]
+    figures = comparison_row(now.summary)
+    rows: list[dict[str, Any]] = [{"result": _entry(_name_of_now(page, raw), first), **figures}]
     for (name, one), colour, index in zip(pinned.items(), others, pinned_queries(raw["pins"]), strict=True):
-        figures_ = comparison_row(one.summary) if isinstance(one, Simulation) else failed_row(one)
-        unpin = html.Button(
-            "×", id={"type": page.id("unpin"), "index": index}, className="button unpin", n_clicks=0, type="button",
-            **{"aria-label": f"Unpin {name}"},
-        )  # fmt: skip
-        rows.append(
-            {"result": _entry(name, colour), **dict.fromkeys(rows[0].keys() - {"result", ""}), **figures_, "": unpin}
-        )
-    ordered = [{key: row[key] for key in rows[0]} for row in rows]
-    ordered[0][""] = ""
-    return blocks.section("Compared", blocks.table(ordered, left=("result",), id=page.id("compared")))
+        found = comparison_row(one.summary) if isinstance(one, Simulation) else failed_row(one)
+        entry = _entry(name, colour, page.link(**{**raw, "pins": without_pin(raw["pins"], index)}))
+        rows.append({"result": entry, **{key: found.get(key) for key in figures}})
+    return html_of([Section("Compared", [Table(rows, left=("result",))])])
 
 
-def _entry(name: str, colour: str) -> Component:
-    """A result's name with its colour in the plots."""
-    return html.Span([html.I(className="swatch", style={"background": colour}), name])
+def _entry(name: str, colour: str, unpin: str = "") -> Html:
+    """A result's name with its colour in the plots, and where one is without it."""
+    cross = f" <a href='{escape(unpin)}' class=unpin aria-label='{escape(f'Unpin {name}')}'>×</a>" if unpin else ""
+    return Html(f"<i class=swatch style='background:{colour}'></i>{escape(name)}{cross}")
 
 
 def curve(name: str, scenario: Scenario, question: Question) -> Line:
@@ -251,6 +242,7 @@ def _curve(name: str, scenario: Scenario, question: Question) -> dict[str, Any]:
         found.seconds[name],
         target=getattr(scenario.slo, f"{name}_s"),
         capacity=capacity(scenario, question),
+        bound_by=crossed_first(found, scenario.slo),
         load=scenario.workload.rate,
         num_requests=found.num_requests,
     )
