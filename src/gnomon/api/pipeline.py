@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
-from gnomon.pipeline.costs import TRANSFERS, Priority, StepCosts, check_priority
-from gnomon.pipeline.step_config import StepConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.explain import WhatIf
     from gnomon.pipeline.run import Run
     from gnomon.pipeline.step import StepRecord
+    from gnomon.pipeline.step_config import StepConfig
     from gnomon.pipeline.sweep_config import SweepConfig
     from gnomon.pipeline.sweeps import Sweep, SweepTable
     from gnomon.report.blocks import Block
 
-__all__ = [
-    "TRANSFERS", "PipelineStep", "Priority", "PrioritySweep", "StepConfig", "StepCosts", "check_priority",
-    "draw_heat_maps", "pipeline", "priorities_at", "schedule_csv", "schedules", "sweep",
-    "takes_chunks",
-]  # fmt: skip
+Priority = float | str
+"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
+TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
+"""What shares the links of a training step."""
 
 
 def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> PipelineStep:
@@ -40,6 +39,7 @@ def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, *
     A model on GPUs is `gnomon.train`.
     """
     from gnomon.pipeline.step import run_step
+    from gnomon.pipeline.step_config import StepConfig
 
     return PipelineStep(run_step(read(StepConfig, given, overrides)))
 
@@ -238,9 +238,24 @@ def schedule_csv(
     return pytorch_csv.text(load_schedule(schedule, Plan(stages, n, chunks, memory_limit=memory_limit)))
 
 
+def check_priority(name: str, value: Priority) -> None:
+    """Refuse what is neither a weight nor the letter of an exclusive tier."""
+    from gnomon.pipeline.costs import check_priority as check
+
+    check(name, value)
+
+
 def priorities_at(grid: float, at: tuple[str, str]) -> tuple[str, str, str] | None:
     """The priorities of the cell at these places of the heat map's axes."""
     from gnomon.pipeline.sweep_config import priority_grid
     from gnomon.report.pipeline.heat_map import cell_texts
 
     return next((found for cell in priority_grid(grid) if (found := cell_texts(cell))[:2] == at), None)
+
+
+def read_costs(path: str | Path) -> StepCosts:
+    """Costs per stage from a YAML file."""
+    from gnomon.core.config import load
+    from gnomon.pipeline.costs import StepCosts
+
+    return load(StepCosts, path)

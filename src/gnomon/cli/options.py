@@ -1,7 +1,7 @@
 """Dotted flags for every field of a configuration, in sections, with short names for the usual ones."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import reduce, wraps
 from importlib.resources import files
@@ -19,10 +19,6 @@ from gnomon.core.text import own_yaml
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-NOTHING: tuple[Any, tuple[str, ...], Mapping[str, tuple[str, ...]]] = (None, (), {})
-"""A command without a configuration."""
-
-
 class SectionedCommand(click.Command):
     """A command whose help lists the flags of a configuration by section, and whose suggestions look at every part of a
     flag's name. The flags are made when they are first wanted: a module may hold several such commands."""
@@ -37,12 +33,12 @@ class SectionedCommand(click.Command):
     @property
     def params(self) -> list[click.Parameter]:
         """What the command takes, the fields of its configuration last."""
-        model, skip, also = getattr(self.callback, "config", NOTHING)
+        model, skip = getattr(self.callback, "config", (None, ()))
         if model is not None and self._leaves is None:
-            leaves = [leaf for leaf in fields(model) if not {leaf.dotted, leaf.dotted.partition(".")[0]} & {*skip}]
+            leaves = [leaf for leaf in fields(model) if leaf.dotted not in skip]
             self._leaves = {_name(leaf): leaf for leaf in leaves}
             taken = {flag for parameter in self._own for flag in parameter.opts}
-            self._own += [_FieldOption(model, leaf, taken, also.get(leaf.dotted, ())) for leaf in leaves]
+            self._own += [_FieldOption(model, leaf, taken) for leaf in leaves]
         return self._own
 
     @params.setter
@@ -128,26 +124,23 @@ class _FieldOption(click.Option):
 
     help = property(lambda self: _help(self.leaf), lambda self, nothing: None)
 
-    def __init__(self, model: type[Config], leaf: Field, taken: set[str], also: tuple[str, ...]) -> None:
+    def __init__(self, model: type[Config], leaf: Field, taken: set[str]) -> None:
         self.leaf, self.section = leaf, _section(model, leaf)
         short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
         flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in taken)]
         self.is_usual = len(flags) > 1 or "." not in leaf.dotted or leaf.dotted.startswith("slo.")
-        super().__init__([*flags, *also, _name(leaf)], metavar="VALUE", default=None, show_default=False)
+        super().__init__([*flags, _name(leaf)], metavar="VALUE", default=None, show_default=False)
 
 
-def config_options(
-    model: type[Config], *, skip: tuple[str, ...] = (), also: Mapping[str, tuple[str, ...]] | None = None
-) -> Callable[[F], F]:
+def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Give a `SectionedCommand` one option per leaf field of `model`; it receives `overrides`, those that were given.
 
     `overrides` goes to `gnomon.core.config.load`, which reads each value as YAML; lists need no brackets.
-    Not of the fields (or sections) to `skip`; `also` are further names of some. Booleans need a value
-    (`--replica.prefix-cache false`), so that every field is set in the same way.
+    Booleans need a value (`--replica.prefix-cache false`), so that every field is set in the same way.
     """
 
     def decorate(function: F) -> F:
-        function.config = (model, skip, also or {})  # type: ignore[attr-defined]
+        function.config = (model, skip)  # type: ignore[attr-defined]
         return function
 
     return decorate

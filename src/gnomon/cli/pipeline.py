@@ -8,10 +8,9 @@ import click
 
 from gnomon.api import pipeline as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, config_options, jobs_option, listed
+from gnomon.cli.options import SectionedCommand, jobs_option, listed
 from gnomon.cli.printing import json_option, print_json, print_rows, show
 from gnomon.cli.progress import progress
-from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
 
@@ -35,19 +34,24 @@ SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
 """Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
 
 
-OF_OPTIONS = (*api.TRANSFERS, "ideal", "stragglers", "link_speed", "costs")
-"""Fields of a step that have options of their own."""
+STEP = (
+    "n", "stages", "fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len", "fwd_impact", "bwd_impact",
+    "sync_freq", "schedule", "dispatch", "chunks", "weight_grad_len", "overlap_len", "latency", "jitter", "draws",
+    "seed", "memory_limit", "what_if",
+)  # fmt: skip
+"""Options that are fields of a step."""
 
 
-def _step_of(overrides: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _step_of(given: dict[str, Any]) -> dict[str, Any]:
     """The step that the options describe."""
+    step = {name: value for name in STEP if (value := given[name]) is not None}
     if given["model"]:
-        stages = overrides.get("stages", 4)
-        asked = {"model": given["model"], "gpu": given["gpu"], "gpus": given["tp"] * int(stages), "tp": given["tp"]}
+        stages = given["stages"] or 4
+        asked = {"model": given["model"], "gpu": given["gpu"], "gpus": given["tp"] * stages, "tp": given["tp"]}
         words = " ".join(f"--{name} {value}" for name, value in asked.items())
         fix = f"Run: gnomon train step {words} --pp {stages}, or gnomon train plan."
         raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
-    step = overrides | dict(_pairs(given["tiers"], "--tier"))
+    step |= dict(_pairs(given["tiers"], "--tier"))
     step |= {name: _number(value, "--priority") for name, value in _pairs(given["priorities"], "--priority")}
     for name in (name for name, _ in _pairs((*given["priorities"], *given["tiers"]), "--priority")):
         if name not in api.TRANSFERS:
@@ -58,7 +62,7 @@ def _step_of(overrides: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]
     if given["link_speed"]:
         step["link_speed"] = {name: _number(speed, "--link") for name, speed in _pairs(given["link_speed"], "--link")}
     if given["costs"]:
-        step["costs"] = load(api.StepCosts, given["costs"])
+        step["costs"] = api.read_costs(given["costs"])
     return step | ({"ideal": True} if given["ideal"] else {})
 
 
@@ -88,8 +92,7 @@ def _number(text: str, option: str) -> float:
 @command.command(cls=SectionedCommand, context_settings=SPELLING)
 @listed("pipeline run")
 @json_option
-@config_options(api.StepConfig, skip=OF_OPTIONS, also={"n": ("-n", "--num-groups"), "stages": ("--num-gpus", "--pp")})
-def run(overrides: dict[str, Any], **given: Any) -> None:
+def run(**given: Any) -> None:
     """Run one training step and show where its time goes.
 
     Without --schedule this is the communication-priority study: 1F1B with greedy dispatch. With a schedule the same
@@ -103,7 +106,7 @@ def run(overrides: dict[str, Any], **given: Any) -> None:
     """
     _warn_of_legacy(given)
     with progress("running"):
-        step = api.pipeline(_step_of(overrides, given))
+        step = api.pipeline(_step_of(given))
     files = _written(step, given)
     if given["as_json"]:
         print_json(step.to_dict() | {"files": [str(file) for file in files]})
