@@ -474,6 +474,35 @@ def test_experts_with_copies_are_those_measured_so(package: Path) -> None:
     assert source_of(c).provenance(graph(c)["experts"]) == "measured in trtllm 1.3.0"
 
 
+def test_copies_that_another_engine_measured_stand_for_no_other(package: Path) -> None:
+    """SGLang's experts with copies are its own evenly loaded ones. Under even load a table's tokens chose experts of
+    one rank alone: of a group over eight ranks eight times as many take as long."""
+    shape = {"hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256, "moe_dtype": "nvfp4"}
+    at = (1, 16, 256, 4096)
+    placed: dict[str, object] = {**shape, "moe_tp_size": 1, "moe_ep_size": 8}
+    copied = [
+        {**placed, "num_tokens": t, "num_slots": 288, "distribution": "power_law_1.01_eplb", "latency": 9.0} for t in at
+    ]
+    write(package, "moe/trtllm/1.3.0/wideep_moe_perf.parquet", list(copied))
+    rows = [
+        {**placed, "num_tokens": t, "distribution": d, "latency": f * t, "kernel_source": "x"}
+        for d, f in (("balanced", 0.01), ("power_law_1.01", 0.005))
+        for t in at
+    ]
+    write(package, "moe/sglang/0.5.14/moe_perf.parquet", list(rows))
+    chosen = device("h100")
+    cut = Parallelism(tensor_parallel=8, expert_parallel=True)
+
+    def seconds(load: str) -> float:
+        config = TimingConfig(source="silicon", engine="sglang", dtype="nvfp4", expert_load=load)
+        c = Context(model("deepseek-v3"), chosen, default_node(chosen), cut, config)
+        return float(source_of(c).seconds(graph(c)["experts"], np.array([2048.0]))[0])
+
+    assert seconds("balanced") == pytest.approx(1e-3 * 0.01 * 2048 / 8)
+    assert 1.0 <= seconds("power_law_1.01_eplb") / seconds("balanced") < 1.5, "fewer of them are chosen, each by more"
+    assert seconds("power_law_1.01") == pytest.approx(1e-3 * 0.005 * 2048)
+
+
 def test_attention_over_chosen_blocks_is_its_module_less_the_projections(package: Path) -> None:
     rows: list[dict[str, object]] = [
         {

@@ -43,6 +43,8 @@ class Launch:
     """whole or sliced: how the script spreads experts over the GPUs, whatever the row says."""
     exchange: str = "auto"
     """How tokens get to their experts: all_gather or all_to_all; auto: as the engine does by default."""
+    expert_load: str = ""
+    """How tokens spread over the experts: power_law_1.01_eplb where the busiest are copied."""
     overlap: bool | None = None
     """Whether batches were formed while the one before ran; None: as the engine does by default."""
     expert_speed: float = 1.0
@@ -97,6 +99,7 @@ _NAMES = (
     "", "bf16", "fp8", "auto",
     "trtllm", "cutlass", "deepgemm", "triton", "marlin", "flashinfer",
     "data", "tensor", "whole", "sliced", "all_gather", "all_to_all", "round_robin", "least_outstanding",
+    "power_law_1.01_eplb",
 )  # fmt: skip
 
 

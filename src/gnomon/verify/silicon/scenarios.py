@@ -106,6 +106,7 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
             "expert_kernel": launch.expert_kernel,
             "all_reduce": launch.all_reduce,
             **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
+            **({"expert_load": launch.expert_load} if launch.expert_load else {}),
             **({} if launch.expert_speed == 1.0 else {"expert_speed": launch.expert_speed}),
             "graph_sizes": [
                 (1 + launch.draft_tokens) * size for size in captured_sizes(server.engine, launch.graph_batch)

@@ -68,9 +68,11 @@ def find_experts(query: Query, operator: Operator, work: Experts) -> Found | Non
 
 
 def _with_copies(query: Query, work: Experts) -> Found | None:
-    """Experts whose busiest are copied, as measured for expert parallelism over many GPUs."""
+    """Experts whose busiest are copied, as the engine itself was measured with expert parallelism over many GPUs."""
     key = ("experts", work.num_experts, work.num_local, work.per_token, work.hidden, work.ffn)
     for table in query.tables("moe", "wideep_moe_perf"):
+        if table.engine != query.engine:
+            continue
         kernels = copied_kernels(table, DTYPES.get(work.format.name, ("",))[0], work.load)
         if key in kernels.bundle.samples:
             return Found(kernels.bundle.samples[key], f"measured in {table.name}", kernels.left_out.get(key, ()))
@@ -142,13 +144,17 @@ def _shaped(work: Experts, key: Key, load: str) -> Experts:
 def expert_kernels(table: Table, dtype: str, load: str, kernel: str = "") -> Kernels:
     """Samples by experts of the layer and of the rank, choices, width, and the rank's slice of each expert.
 
-    The busiest rank was measured; tokens are those of the whole group.
+    The busiest rank was measured; tokens are those of the whole group. Under even load a table's tokens chose experts
+    of this rank alone (over two ranks they take as long as over one): a group has as many times more tokens as ranks.
     """
     rows = table.rows(
         "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "latency"
     )
+    ranks = pl.col("moe_ep_size") if load == "balanced" else 1
     rows = rows.filter((pl.col("moe_dtype") == dtype) & (pl.col("distribution") == load)).with_columns(
-        ffn=pl.col("inter_size") // pl.col("moe_tp_size"), num_local=pl.col("num_experts") // pl.col("moe_ep_size")
+        num_tokens=pl.col("num_tokens") * ranks,
+        ffn=pl.col("inter_size") // pl.col("moe_tp_size"),
+        num_local=pl.col("num_experts") // pl.col("moe_ep_size"),
     )
     if kernel:
         rows = rows.filter(pl.col("kernel_source").str.contains("|".join(KERNELS[kernel])))
