@@ -14,10 +14,10 @@ pytest.importorskip("aiconfigurator_core", reason="the extra [silicon] is not in
 from gnomon.core.errors import ConfigError
 from gnomon.verify.silicon import choose, predict, verdict
 from gnomon.verify.silicon.choose import chosen
-from gnomon.verify.silicon.launch import doubt_about, launch_of
+from gnomon.verify.silicon.launch import data, doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
 from gnomon.verify.silicon.say import summary_rows, text, write_page
-from gnomon.verify.silicon.scenarios import MODELS, facts_of, is_in_held_out_sweep, scenario_of
+from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep, scenario_of
 from gnomon.verify.silicon.scores import errors_of, ranking
 from gnomon.verify.silicon.servers import Layout, Server, _with_problem, servers
 from gnomon.verify.silicon.verdict import FIGURES, Verdict
@@ -127,7 +127,7 @@ def test_a_first_wave_beyond_one_batch_compiles_where_nothing_was_warmed_up() ->
 
 
 def test_every_model_of_the_file_is_known() -> None:
-    assert {s.model for s in servers()} == set(MODELS)
+    assert {s.model for s in servers()} == set(data("checkpoints")["models"])
 
 
 def test_a_server_becomes_a_scenario() -> None:
@@ -223,7 +223,7 @@ def test_the_command_ends_with_exit_code_1_when_worse_than_recorded(
 ) -> None:
     """A file of one server, recorded as 10 % off."""
     recorded = {"aggregated": {"covered": 1} | dict.fromkeys(FIGURES, 0.1)}
-    monkeypatch.setattr(verdict, "_data", lambda name: recorded if name == "recorded" else [])
+    monkeypatch.setattr(verdict, "data", lambda name: recorded if name == "recorded" else [])
     monkeypatch.setattr(choose, "servers", lambda: [server()])
     monkeypatch.setattr(predict, "cache_home", lambda: tmp_path)
     monkeypatch.setattr(predict, "predict", lambda one: Prediction(one.ttft_s * wrong, one.tpot_s * wrong))

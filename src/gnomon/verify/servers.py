@@ -239,7 +239,7 @@ def requests_of(server: Server, scenario: Scenario) -> Requests:
     answers = np.minimum(drawn.output_tokens, task.most)
     prompts = np.minimum(drawn.prompt_tokens, task.longest_prompt)[: task.num_requests]
     is_first = stream(scenario.seed, "turns").random(task.num_requests) < 1.0 / task.turns
-    conversation, again = np.cumsum(is_first), np.arange(len(drawn)) % task.num_requests
+    conversation, again = np.cumsum(is_first, dtype=np.int64), np.arange(len(drawn)) % task.num_requests
     prompts = tokens(sum_before(conversation, (prompts + answers[: task.num_requests]).astype(np.int64)) + prompts)
     offsets, hashes = hash_blocks(conversation[again], prompts[again], SessionsConfig())
     return replace(

@@ -8,32 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gnomon.core.errors import DataError
 from gnomon.core.units import GIB
 
-MODELS = {
-    "LLAMA3_8B": "llama-3-8b",
-    "LLAMA3_70B": "llama-3-70b",
-    "LLAMA3.1_405B": "llama-3.1-405b",
-    "DeepSeekV3": "deepseek-v3",
-    "DeepSeekV4 Flash": "deepseek-v4-flash",
-    "GPT OSS 120B": "gpt-oss-120b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "Kimi_K2": "kimi-k2",
-    "Nemotron_3_Nano": "nemotron-3-nano-30b-a3b",
-    "Nemotron_3_Super": "nemotron-3-super-120b-a12b",
-    "Nemotron_3_Ultra": "nemotron-3-ultra-550b-a55b",
-    "Qwen3-0.6B": "qwen3-0.6b",
-    "Qwen3-4B-Instruct-2507": "qwen3-4b",
-    "llama31_8b": "llama-3.1-8b",
-    "llama31_405b": "llama-3.1-405b",
-    "llama2_70b_lora": "llama-2-70b",
-}
 DATA = Path(__file__).parent / "data"
-PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "nvfp4"}
-DEVICES = {"H100": "h100", "H200": "h200", "A6000": "a6000", "MI300X": "mi300x", "MI325X": "mi325x", "MI350X": "mi350x",
-           "MI355X": "mi355x", "GB300": "gb300", "GB200": "gb200", "B300": "b300", "B200": "b200"}  # fmt: skip
+MODELS, DEVICES, PRECISIONS = yaml.safe_load((DATA / "training_names.yaml").read_text(encoding="utf-8")).values()
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ def _records(file: Path) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def _device(words: str) -> str:
-    return next(name for key, name in DEVICES.items() if key in words) if words else ""
+    return next(str(name) for key, name in DEVICES.items() if key in words) if words else ""
 
 
 def _h200(file: Path) -> Iterator[Row]:

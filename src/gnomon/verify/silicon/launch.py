@@ -65,7 +65,7 @@ def launch_of(facts: Mapping[str, Any]) -> Launch:
     version, model, device, precision, date, prompt, output, concurrency, gpus, attention_groups, expert_parallel,
     drafting, role, workers, each."""
     name = "launch" if facts["role"] == "both" else "launch_disagg"
-    rules = _data(name)
+    rules = data(name)
     settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
     for rule in rules["rules"]:
         if all(_matches(facts[key], wanted) for key, wanted in rule["when"].items()):
@@ -75,18 +75,19 @@ def launch_of(facts: Mapping[str, Any]) -> Launch:
 
 def doubt_about(facts: Mapping[str, Any]) -> str | None:
     """Why the figures of the server that `facts` describe contradict each other, if they do."""
-    found = (d for d in _data("doubtful") if all(_matches(facts[key], wanted) for key, wanted in d["when"].items()))
+    found = (d for d in data("doubtful") if all(_matches(facts[key], wanted) for key, wanted in d["when"].items()))
     return next((str(one["reason"]) for one in found), None)
 
 
-def rules_text(name: str) -> str:
-    """The rules of one file as they are written."""
-    return (files("gnomon.verify") / "data" / "silicon" / f"{name}.yaml").read_text(encoding="utf-8")
+def data_text(file: str) -> str:
+    """A data file of this proof as it is written."""
+    return (files("gnomon.verify") / "data" / "silicon" / file).read_text(encoding="utf-8")
 
 
 @cache
-def _data(name: str) -> Any:
-    return yaml.safe_load(rules_text(name))
+def data(name: str) -> Any:
+    """What a data file of this proof says."""
+    return yaml.safe_load(data_text(f"{name}.yaml"))
 
 
 def _matches(value: Any, wanted: Any) -> bool:

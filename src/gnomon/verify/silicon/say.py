@@ -14,7 +14,7 @@ from gnomon.report.blocks import Block, Card, Html, Line, Plot, Section, Table
 from gnomon.timing.sources.silicon.tables import ENGINES as NAMES
 from gnomon.verify.findings import Findings, Progress, proof
 from gnomon.verify.silicon.choose import chosen
-from gnomon.verify.silicon.launch import rules_text
+from gnomon.verify.silicon.launch import data_text
 from gnomon.verify.silicon.predict import Scored, score
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
@@ -302,7 +302,7 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
     overall = errors_of(scored)
     drawn = [Plot(name, partial(dict, one)) for name, one in figures(scored).items()]
     sweeps = curves(scored)  # None in a small sample.
-    chooser = _CURVES.replace("@CURVES@", json.dumps(sweeps).replace("</", "<\\/")) if sweeps else ""
+    chooser = data_text("curves.html").replace("@CURVES@", json.dumps(sweeps).replace("</", "<\\/")) if sweeps else ""
     covered = 0 if overall is None else overall.covered
     blocks: list[Block] = [
         *([] if overall is None else _cards(overall)),
@@ -315,7 +315,7 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
         "the settings are those of the launch scripts; constants are fitted for each engine on half of them, "
         "its time per layer for each family of attention."
     )
-    rules = rules_text("launch") + "\n" + rules_text("launch_disagg")
+    rules = data_text("launch.yaml") + "\n" + data_text("launch_disagg.yaml")
     return page.write_page(path, "Real servers, measured and predicted", blocks, lede=lede, scenario=rules)
 
 
@@ -323,33 +323,3 @@ def _cards(e: Errors) -> list[Block]:
     shown = {"TPOT error, mean": e.tpot_mape, "TPOT error, median": e.tpot_median, "TTFT error, mean": e.ttft_mape,
              "TTFT error, median": e.ttft_median}  # fmt: skip
     return [Card(name, f"{value:.1%}") for name, value in shown.items()]
-
-
-_CURVES = """<section><h2>Throughput against interactivity</h2>
-<p><label>Servers of <select id=which></select></label></p><div id=curve class=plot style="min-height:460px"></div>
-<script>
-window.addEventListener('load', () => {
-  const curves = @CURVES@, which = document.getElementById('which');
-  for (const name of Object.keys(curves)) which.add(new Option(name, name));
-  const draw = () => {
-    const points = curves[which.value] || [];
-    const trace = (key, colour, symbol) => ({type: 'scatter', mode: 'markers', name: key,
-      x: points.map(p => p[key][0]), y: points.map(p => p[key][1]), text: points.map(p => p.text),
-      hovertemplate: '%{text}<br>%{x} tokens/s per user, %{y} tokens/s per GPU<extra></extra>',
-      marker: {color: colour, size: 8, symbol}});
-    const front = (key, colour) => {
-      const best = [...points].map(p => p[key]).sort((a, b) => b[0] - a[0]);
-      let most = 0; const kept = best.filter(p => p[1] > most && (most = p[1]));
-      return {type: 'scatter', mode: 'lines', showlegend: false, hoverinfo: 'skip',
-        x: kept.map(p => p[0]), y: kept.map(p => p[1]), line: {color: colour, width: 1.5, shape: 'hv'}};
-    };
-    Plotly.newPlot('curve', [front('measured', '#1F2A37'), front('predicted', '#2F6FB5'),
-      trace('measured', '#1F2A37', 'circle-open'), trace('predicted', '#2F6FB5', 'x')],
-      {font: {family: 'Inter, system-ui, sans-serif', size: 12}, margin: {l: 60, r: 16, t: 12, b: 48},
-       legend: {orientation: 'h', x: 0, y: 1.08},
-       xaxis: {title: {text: 'tokens/s per user'}, rangemode: 'tozero'},
-       yaxis: {title: {text: 'tokens/s per GPU'}, rangemode: 'tozero'}}, {responsive: true, displayModeBar: false});
-  };
-  which.addEventListener('change', draw); draw();
-});
-</script></section>"""

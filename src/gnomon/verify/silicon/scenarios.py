@@ -10,7 +10,7 @@ from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import engine
 from gnomon.serving.scenario.engine_versions import is_known
 from gnomon.timing.config import captured_sizes
-from gnomon.verify.silicon.launch import Launch, launch_of
+from gnomon.verify.silicon.launch import Launch, data, launch_of
 from gnomon.verify.silicon.servers import Layout, Server
 
 WARM_UP_SINCE = "2026-01-05"
@@ -21,45 +21,8 @@ ACCEPTANCE = 0.65
 servers with an even crc32(id), one figure for all models, engines and numbers of drafts. (Curves measured on coding
 prompts yield a fifth more tokens per round.)"""
 
-MODELS = {
-    "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
-    "Qwen/Qwen3-32B": "qwen3-32b",
-    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "deepseek-ai/DeepSeek-R1": "deepseek-r1",
-    "deepseek-ai/DeepSeek-V3": "deepseek-r1",
-    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
-    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "moonshotai/Kimi-K2.5": "kimi-k2.5",
-    "nvidia/DeepSeek-R1-NVFP4": "deepseek-r1",
-    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3.1",
-    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
-    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
-    "openai/gpt-oss-120b": "gpt-oss-120b",
-    "zhipuai/GLM-5": "glm-5",
-}
-"""The file's models in the catalog. (Its DeepSeek-V3 rows are DeepSeek-R1 of another export: see their ids.)"""
-
 ONE_NVLINK_DOMAIN = ("gb200", "gb300")
 """Systems whose workers are linked by NVLink: 72 GPUs in one rack."""
-
-_SCHEMES = {
-    ("deepseek-r1", "fp4"): "nvfp4_mlp_and_output",
-    ("deepseek-v3.1", "fp4"): "nvfp4_mlp_and_output",
-    ("glm-5", "fp8"): "fp8_block",
-    ("glm-5", "fp4"): "nvfp4",
-    ("kimi-k2.5", "fp4"): "nvfp4",
-    ("llama-3.1-70b", "fp8"): "fp8",
-    ("llama-3.1-70b", "fp4"): "nvfp4_all",
-    ("llama-3.1-8b", "fp8"): "fp8",
-    ("minimax-m2.5", "fp4"): "nvfp4_experts",
-    ("qwen3-235b-a22b", "fp8"): "fp8_block",
-    ("qwen3-32b", "fp8"): "fp8_block",
-    ("qwen3-32b", "fp4"): "nvfp4_all",
-    ("qwen3.5-397b-a17b", "fp8"): "fp8_block",
-    ("qwen3.5-397b-a17b", "fp4"): "nvfp4_experts",
-}
-"""Quantised checkpoints of the file's models: those that the launch scripts name. Others are in their own precision."""
 
 
 def scenario_of(server: Server) -> Scenario:
@@ -167,7 +130,7 @@ def _policy_options(server: Server, layout: Layout, launch: Launch) -> dict[str,
 
 def model_of(server: Server) -> str:
     """The server's model in the catalog."""
-    return MODELS.get(server.model, server.model)
+    return str(data("checkpoints")["models"].get(server.model, server.model))
 
 
 def is_in_held_out_sweep(server: Server) -> bool:
@@ -208,7 +171,7 @@ def facts_of(server: Server, role: Literal["both", "prefill", "decode"] = "both"
 
 def _scheme(server: Server) -> str:
     """How the checkpoint of this precision is quantised."""
-    named = _SCHEMES.get((model_of(server), server.precision))
+    named = data("checkpoints")["schemes"].get(model_of(server), {}).get(server.precision)
     return named or ("bf16" if server.precision == "bf16" else "auto")
 
 

@@ -3,13 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-import yaml
-
-from gnomon.verify.silicon.launch import doubt_about
+from gnomon.verify.silicon.launch import data, doubt_about
 from gnomon.verify.silicon.predict import Scored
 from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, Errors, Ranking, errors_by, errors_of, ranking
@@ -75,14 +71,14 @@ class Verdict:
     @property
     def peers(self) -> list[dict[str, Any]]:
         """Published scores of other simulators on servers of this file."""
-        return list(_data("peers"))
+        return list(data("peers"))
 
     @property
     def worse(self) -> list[str]:
         """Figures that are worse than those recorded with the release."""
         if not self.is_whole:
             return []
-        return [line for name, recorded in _data("recorded").items() for line in self._worse(name, recorded)]
+        return [line for name, recorded in data("recorded").items() for line in self._worse(name, recorded)]
 
     def _worse(self, name: str, recorded: dict[str, float]) -> list[str]:
         errors = errors_of(filter(RECORDED[name], self.scored))
@@ -112,9 +108,3 @@ class Verdict:
             "peers": self.peers,
             "worse": self.worse,
         }
-
-
-@cache
-def _data(name: str) -> Any:
-    text = (files("gnomon.verify") / "data" / "silicon" / f"{name}.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
