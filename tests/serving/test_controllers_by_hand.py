@@ -21,7 +21,7 @@ def view(name: str, options: dict[str, float] | None = None, **changes: Any) -> 
     seen: dict[str, Any] = {
         "now_s": 100.0, "interval_s": 10.0, "ready": 2, "starting": 0, "draining": 0, "desired": 2, "min_replicas": 0,
         "max_replicas": 10, "arrival_rate": 4.0, "waiting": 0, "running": 0, "utilization": 0.5, "kv_use": 0.1,
-        "slo_met": None, "cold_start_s": 20.0, "replica_rate": 2.0, "steps": (), "memory": {}, "future": None,
+        "slo_met": None, "cold_start_s": 20.0, "replica_rate": 2.0, "steps": (), "memory": {},
     }  # fmt: skip
     return View(**{**seen, **changes, "options": {**CONTROLLERS[name].options, **(options or {})}})
 
@@ -42,7 +42,7 @@ def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -
             {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "down_s": 300.0},
             ("profiles",),
         ),
-        ("oracle", {"window_s": 60.0, "margin": 0.0}, ("profiles", "sees_future")),
+        ("oracle", {"goal": 0.99, "pieces": 24.0, "runs": 150.0}, ("sees_future",)),
     ],
 )
 def test_what_controllers_are_told_and_may_be_told(name: str, options: Any, traits: tuple[str, ...]) -> None:
@@ -133,17 +133,9 @@ def test_a_schedule_without_steps_is_refused() -> None:
         answer("schedule")
 
 
-def test_oracle_takes_the_busiest_window_until_a_replica_would_be_ready() -> None:
-    """At 100 s, with 20 s for a start and 10 s between decisions: windows of 8 s that start at 100, 104, ..., 128."""
-    asked: list[tuple[float, float]] = []
-
-    def future(start_s: float, end_s: float) -> float:
-        asked.append((start_s, end_s))
-        return 56.0 if start_s == 112.0 else 16.0
-
-    assert answer("oracle", {"window_s": 8.0}, future=future) == 4  # ceil(56 / 8 / 2)
-    assert asked == [(100.0 + 4 * i, 108.0 + 4 * i) for i in range(8)]
-    assert answer("oracle", {"window_s": 8.0, "margin": 0.2}, future=future) == 5  # ceil(7 x 1.2 / 2)
+@pytest.mark.parametrize(("now_s", "wanted"), [(5.0, 2), (10.0, 2), (49.0, 2), (50.0, 4), (86_400.0 + 12.0, 4)])
+def test_oracle_follows_its_steps_once(now_s: float, wanted: int) -> None:
+    assert answer("oracle", steps=((10.0, 2), (50.0, 4)), now_s=now_s) == wanted
 
 
 def test_slo_planner_forecasts_on_a_line() -> None:

@@ -12,10 +12,10 @@ from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Card, Table
 from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, short, time_lines
 from gnomon.serving.autoscaling.capacity import slo_check
-from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, STARTING, UP
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, PAID, STARTING, UP
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
 from gnomon.serving.results.energy import joules
-from gnomon.serving.results.fleet import PAID, past
+from gnomon.serving.results.fleet import past
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 

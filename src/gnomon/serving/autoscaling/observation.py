@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,6 @@ class Observer:
             slo_met=float(self.met_slo(ended).mean()) if self.met_slo is not None and ended.size else None,
             cold_start_s=pool.cold_start_s, replica_rate=pool.replica_rate,
             options={**self.spec.options, **self.config.options}, steps=self.config.steps, memory=pool.memory,
-            future=partial(self._arrivals_between, self._share(number)) if self.spec.sees_future else None,
         )  # fmt: skip
 
     def take_samples(self, now_s: float) -> None:
@@ -102,17 +100,3 @@ class Observer:
 
     def _parked(self, number: int) -> int:
         return self.traffic.num_parked if number == 0 else 0
-
-    def _arrivals_between(self, share: float, start_s: float, end_s: float) -> float:
-        """Arrivals between two moments, as far as they are known ahead: of agents, the starts of sessions, each with
-        all its calls."""
-        known, requests = int(self.traffic.env.calendar.book[0].end_open), self.traffic.cluster.requests
-        first, last = np.searchsorted(requests.arrival_s[:known], (start_s, end_s))
-        return float(last - first) * share * requests.size / max(known, 1)
-
-    def _share(self, number: int) -> float:
-        """Of all arrivals, how many concern a pool: all where pools have roles, else as many as it has had so far."""
-        if len(self.pools) == 1 or self.traffic.has_roles:
-            return 1.0
-        taken = np.array([self.traffic.cluster.replicas.num_taken[ranks].sum() for ranks in self.ranks])
-        return float(taken[number] / taken.sum()) if taken.sum() else 1.0 / len(self.pools)

@@ -31,12 +31,6 @@ def new_manager(
             where="fleet.failures.stores_kv",
             fix="Give kv_tiers.remote.",
         )
-    if spec.sees_future and requests.concurrency:
-        raise ConfigError(
-            f"{spec.name} knows the arrivals to come; those of a closed loop depend on the answers.",
-            where="fleet.controller.name",
-            fix="Choose another controller, or arrivals of a rate.",
-        )
     up = [pool.num_replicas for pool in scenario.all_pools()]
     views = [
         PoolView(

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.serving.autoscaling.replicas import DRAINING, STARTING, UP, FleetRecord, History, history
-
-PAID = (STARTING, UP, DRAINING)
-"""States in which a replica's GPUs are paid for: not while it is off or being repaired."""
+from gnomon.serving.autoscaling.replicas import DRAINING, PAID, STARTING, UP, FleetRecord, History, history
 
 
 @dataclass(frozen=True)

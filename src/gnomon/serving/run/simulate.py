@@ -36,6 +36,7 @@ from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_breakdown
 from gnomon.serving.run.compilation import callable_router, compile_beside, engine_of
 from gnomon.serving.run.driving import OpenCluster
+from gnomon.serving.run.hindsight import needs_hindsight, with_best_steps
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.run.patience import Patience, with_tries
 from gnomon.serving.run.warmup import begin_measuring, without_warmup
@@ -106,6 +107,8 @@ def run(
     _find_router(scenario.router)
     check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
+    if needs_hindsight(scenario):
+        scenario = with_best_steps(scenario, offered, partial(run, on_progress=on_progress))
     pools = resolve(scenario, offered)
     offered = with_classes(accepted(scenario, pools, offered))
     if not len(offered):

@@ -53,8 +53,6 @@ class View:
     """The schedule of the scenario."""
     memory: dict[str, Any]
     """Whatever it wants to remember; its own."""
-    future: Callable[[float, float], float] | None = None
-    """Arrivals between two moments, for a controller that `sees_future`."""
 
 
 Controller = Callable[[View], float]
@@ -71,7 +69,7 @@ class ControllerSpec:
     profiles: bool = False
     """It is told how much one replica can serve within the SLO (`view.replica_rate`)."""
     sees_future: bool = False
-    """It is told the arrivals to come (`view.future`)."""
+    """Where the scenario has no steps, it is given those of the best schedule by hindsight."""
     needs_steps: bool = False
     """It follows the schedule of the scenario (`view.steps`), and does nothing without one."""
 

@@ -1,21 +1,14 @@
-"""The fewest replicas that the arrivals to come need: what a controller would do that knew the trace.
+"""The cheapest schedule that meets the SLO, by hindsight: the regret of the others is counted against it.
 
-It knows the arrivals, not the queues: against it the regret of the others is counted.
+It is looked for before the run, by running the same requests under one schedule after another (`run.hindsight`): at
+most `runs` times, with a number of replicas for each of `pieces` parts of the run, until `goal` of the requests meet
+their SLO and no replica can be spared.
 """
-
-import math
 
 from gnomon.serving.autoscaling.controllers import View, controller
 
 
-@controller("oracle", options={"window_s": 60.0, "margin": 0.0}, profiles=True, sees_future=True)
+@controller("oracle", options={"goal": 0.99, "pieces": 24.0, "runs": 150.0}, sees_future=True)
 def oracle(view: View) -> int:
-    """The busiest window between now and when a replica started at the next decision would be ready."""
-    assert view.future is not None
-    window_s = view.options["window_s"]
-    end_s = view.now_s + view.cold_start_s + view.interval_s
-    busiest, start_s = 0.0, view.now_s
-    while start_s < end_s:
-        busiest = max(busiest, view.future(start_s, start_s + window_s) / window_s)
-        start_s += window_s / 2
-    return math.ceil(busiest * (1.0 + view.options["margin"]) / view.replica_rate)
+    """The last step that has begun."""
+    return next((count for at_s, count in reversed(view.steps) if at_s <= view.now_s), view.steps[0][1])
