@@ -38,11 +38,8 @@ def _ring_s(collective: Collective, num_bytes: Floats, num_ranks: int, link: Lin
     """Over one kind of link; nothing for a rank alone."""
     if num_ranks == 1:
         return np.zeros_like(num_bytes)
-    return _latency_s(link, num_ranks) + _ring_share(collective, num_ranks) * num_bytes / link.bandwidth_bytes_s
-
-
-def _latency_s(link: Link, num_ranks: int) -> float:
-    return link.latency_s + link.step_s * (num_ranks - 2)
+    latency_s = link.latency_s + link.step_s * (num_ranks - 2)
+    return latency_s + _ring_share(collective, num_ranks) * num_bytes / link.bandwidth_bytes_s
 
 
 def _ring_share(collective: Collective, num_ranks: int) -> float:

@@ -71,11 +71,10 @@ def told(found: list[Comparison]) -> Findings:
     """A table per load; means are judged."""
     blocks: list[Block] = []
     for one in found:
-        blocks += [Line(f"{one.name}: {one.num_requests:,} requests"), Table(_without_peer(one.errors))]
+        blocks += [
+            Line(f"{one.name}: {one.num_requests:,} requests"),
+            Table([{name: value for name, value in error.row.items() if name != "peer"} for error in one.errors]),
+        ]
     rows = [{"run": one.name, **error.data} for one in found for error in one.errors]
     failures = [f"{one.name} {error.words}" for one in found for error in one.errors if error.is_beyond]
     return Findings(records=found, rows=rows, data={"runs": rows}, blocks=blocks, failures=failures)
-
-
-def _without_peer(errors: list[Error]) -> list[dict[str, object]]:
-    return [{name: value for name, value in one.row.items() if name != "peer"} for one in errors]

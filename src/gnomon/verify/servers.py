@@ -327,7 +327,12 @@ FAR = 0.25
 
 def told(scored: Sequence[Scored], *, is_whole: bool) -> Findings:
     """Tables by GPU, model and size; what was recorded with the release is judged where all servers were simulated."""
-    blocks: list[Block] = [Table(_groups(scored, _half), "By GPU and half")]
+    blocks: list[Block] = [
+        Table(
+            _groups(scored, lambda s: f"{s.server.device}, {'held out' if s.server.is_held_out else 'other half'}"),
+            "By GPU and half",
+        )
+    ]
     blocks += [Table(_groups(scored, lambda s: f"{s.server.device} {s.server.short}"), "By model")]
     blocks += [Table(_groups(scored, _size), "By sequences at a time")]
     far = [s for s in scored if abs(s.errors.get("itl", 0.0)) > FAR]
@@ -362,10 +367,6 @@ def _row(one: Scored) -> dict[str, Any]:
         "server": s.name, "is_held_out": s.is_held_out, "itl_s": s.itl_s, "simulated_itl_s": one.itl_s,
         "tokens_s": s.tokens_s, "simulated_tokens_s": one.tokens_s, **{f"{k}_error": v for k, v in one.errors.items()},
     }  # fmt: skip
-
-
-def _half(one: Scored) -> str:
-    return f"{one.server.device}, {'held out' if one.server.is_held_out else 'other half'}"
 
 
 def _size(one: Scored) -> str:

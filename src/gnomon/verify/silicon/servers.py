@@ -242,15 +242,12 @@ def _layout(row: dict[str, object], side: str) -> Layout:
     return Layout(num_gpus, num_gpus if has_groups else 1, min(experts, num_gpus))
 
 
-def _place_and_load(server: Server) -> tuple[str, str, str, int]:
-    return (server.model, server.device, server.engine, server.concurrency)
-
-
 def _with_problem(server: Server) -> Server:
     problem = None
+    place_and_load = (server.model, server.device, server.engine, server.concurrency)
     if server.mode == "agg" and server.layout.num_gpus > NODE_GPUS and server.layout.attention_groups == 1:
         problem = "called aggregated, but names all GPUs of a disaggregated deployment: its layout is not known"
-    elif _place_and_load(server) == TOLD_512 and FROM_DAY < server.date < TO_DAY:
+    elif place_and_load == TOLD_512 and FROM_DAY < server.date < TO_DAY:
         problem = "its script told the client 512 requests whatever the run: how many the server admitted is not known"
     elif server.mode == "agg" and server.model == "nvidia/Qwen3-32B-NVFP4":
         problem = "names the GPUs of one server and the requests of several: 29 PFLOP/s a GPU would be needed"
