@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gnomon.core.errors import DataError
 from gnomon.core.files import write_text
+from gnomon.core.text import read_text
 from gnomon.pipeline.schedule import COMPUTE_KINDS, OVERLAP, STAGE_KINDS, TRANSFER_KINDS, Action, Schedule
 
 _KINDS = (*TRANSFER_KINDS, *STAGE_KINDS, *COMPUTE_KINDS)
@@ -16,12 +17,7 @@ _PAIR = re.compile(rf"\(([^;()]+);([^;()]+)\){OVERLAP}")
 
 def read(path: str | Path) -> Schedule:
     """Read a schedule; the error names the line and the cell."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
-    return parse(text, name=path.stem, where=str(path))
+    return parse(read_text(path), name=Path(path).stem, where=str(path))
 
 
 def parse(text: str, *, name: str = "schedule", where: str = "schedule") -> Schedule:

@@ -14,6 +14,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.files import written_whole
 from gnomon.core.parallel import default_jobs, map_ordered
+from gnomon.core.text import read_text
 from gnomon.pipeline import fluid
 from gnomon.pipeline.costs import priorities
 from gnomon.pipeline.fluid import TaskGraph
@@ -144,11 +145,7 @@ class SweepTable:
 
 def read_csv(path: str | Path) -> list[SweepTable]:
     """The configurations of a sweep CSV, in the order of their parameters; the error names the line."""
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+    lines = read_text(path).splitlines()
     if not lines or tuple(lines[0].strip().split(",")) != COLUMNS:
         raise DataError("this is not a sweep CSV.", where=f"{path}:1", fix=f"The columns are {','.join(COLUMNS)}.")
     parsed = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines[1:], start=2) if line.strip()]

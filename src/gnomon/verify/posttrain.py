@@ -5,7 +5,6 @@ GPUs, within 10 %; E, the placement exactly; a step of 8,192 sequences in under 
 """
 
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from gnomon.posttrain.studies.compare import placed
 from gnomon.posttrain.studies.stages import StageCosts, advise, calibrate, candidates, colocated_costs, with_efficiency
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.verify import posttrain_published as published
-from gnomon.verify.findings import Findings, Progress, each, proof
+from gnomon.verify.findings import Findings, Progress, each, proof, reference
 from gnomon.verify.posttrain_published import DATA
 
 TOLERANCE = 0.10
@@ -294,9 +293,15 @@ def prove(
     letters = only.upper()
     if not letters or set(letters) - set(NOTES):
         raise ConfigError(f"unknown source in {only!r}.", where="--only", fix=f"Known: {', '.join(NOTES)}.")
-    study = Study(calibrate_on, seed, Path(data or os.environ.get("GNOMON_REFERENCE") or "reference"))
+    if not data:  # What the package brings along.
+        letters = "".join(letter for letter in letters if letter not in OF_REFERENCE)
+    study = Study(calibrate_on, seed, Path(data or "") if letters else reference(data))
     found = (getattr(study, f"check_{letter.lower()}")() for letter in each(letters, on_progress))
     return told([check for checks in found for check in checks], letters)
+
+
+OF_REFERENCE = "WN"
+"""Sources that read the reference data."""
 
 
 NOTES = {
@@ -323,6 +328,8 @@ def told(checks: list[Check], letters: str) -> Findings:
     printed = [_printed(check) for check in checks]
     table = Table(printed, "Published results of RL post-training", left=("source", "what", "role", "ok"))
     blocks: list[Block] = [table, *(Line(f"{letter}: {NOTES[letter]}") for letter in letters)]
+    if set(NOTES) - set(letters) == set(OF_REFERENCE):
+        blocks.append(Line("W and N read the reference data: --data, or $GNOMON_REFERENCE.", "note"))
     return Findings(
         checks, rows, {"checks": rows}, blocks, [f"{one.source} {one.what}" for one in checks if not one.ok]
     )

@@ -9,8 +9,7 @@ from typing import Any
 
 from gnomon.convert.rl_commands import PROMPTS_PER_SERVER
 from gnomon.core.config import build
-from gnomon.core.errors import DataError
-from gnomon.core.text import own_yaml
+from gnomon.core.text import own_yaml, read_text
 from gnomon.posttrain.scenario.config import Posttrain
 
 DATA: dict[str, Any] = own_yaml(Path(__file__).parent / "data" / "posttrain.yaml")
@@ -151,7 +150,7 @@ class NemoRow:
 
 def nemo_rows(folder: Path) -> list[NemoRow]:
     """Every row; the SWE recipe has 64 sequences a step, as its tokens per second say, not the table's 512."""
-    text = _read(folder / "rl" / "nemo_rl_perf.md")
+    text = read_text(folder / "rl" / "nemo_rl_perf.md")
     split = {
         (row["model"], row["gpu"], row["off_policy"]): int(row["nodes_for_generation"]) / int(row["nodes"])
         for row in _csv(folder / "rl" / "nemo_rl_split.csv")
@@ -217,11 +216,5 @@ def _nemo_row(cells: list[str], gpu: str, precision: str, split: dict[tuple[str,
     return NemoRow(name, model, gpu, off, gpus, float(cells[11]), build(Posttrain, data))
 
 
-def _read(path: Path) -> str:
-    if not path.is_file():
-        raise DataError("no such file.", where=str(path), fix="Set GNOMON_REFERENCE to the reference data.")
-    return path.read_text(encoding="utf-8")
-
-
 def _csv(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(_read(path).splitlines()))
+    return list(csv.DictReader(read_text(path).splitlines()))

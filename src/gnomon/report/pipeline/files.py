@@ -1,5 +1,6 @@
 """The files of a training step and of a sweep: a page, a trace for Perfetto, and pictures as PNG."""
 
+import re
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
@@ -14,19 +15,10 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweeps import SweepTable
 from gnomon.report.perfetto import Event, Lanes, counter_event, process_name, slice_event, thread_name, write_events
-from gnomon.report.pipeline.figures import DENSE, GAP, RANK_COLOURS, binned
+from gnomon.report.pipeline.figures import step_figure
 from gnomon.report.pipeline.heat_map import heat_grid
 from gnomon.report.pipeline.text import step_text
-from gnomon.report.pipeline.timeline import (
-    COLOURS,
-    COMPLETION,
-    NAMES,
-    View,
-    bandwidth,
-    drawn_together,
-    link_use,
-    timeline,
-)
+from gnomon.report.pipeline.timeline import NAMES, link_use
 
 
 def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None) -> Path:
@@ -67,6 +59,7 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
 
 
 INK, FAINT = "#2B3440", "#D5DAE1"
+LINES = {"solid": "-", "dash": "--"}
 
 
 def write_step(result: Any, folder: Path, **look: Any) -> None:
@@ -77,66 +70,74 @@ def write_step(result: Any, folder: Path, **look: Any) -> None:
     write_gantt(step.run, folder / "step.png", **look, memory=step.memory)
 
 
-def write_gantt(
-    run: Run,
-    path: str | Path,
-    *,
-    view: View = "single_channel",
-    show_throttling: bool = False,
-    show_completion_time: bool = False,
-    memory: list[Curve] | None = None,
-    memory_unit: str = "micro-batches",
-) -> Path:
-    """Draw the step: lanes of passes and transfers, memory and egress below."""
-    figure, (gantt, below, egress) = _figure(run, view)
-    lanes = drawn_together(timeline(run, view), run.total_time)
-    patches = _matplotlib("patches")
-    height = 1.0 - GAP
-    thin = 0.4 if len(lanes.bars) < DENSE else 0.0
-    for bar in lanes.bars:
-        low = bar.lane + height * (0.5 - bar.high)
-        edge = "#B00020" if show_throttling and bar.throttled else "white"
-        box = patches.Rectangle(
-            (bar.start, low), bar.end - bar.start, height * (bar.high - bar.low), facecolor=COLOURS[bar.kind],
-            edgecolor=edge, linewidth=1.4 if edge != "white" else thin,
-        )  # fmt: skip
-        gantt.add_patch(box)
-        if lanes.lanes[bar.lane].name == "compute" and bar.end - bar.start > 0.012 * run.total_time:
-            centre = ((bar.start + bar.end) / 2, bar.lane)
-            gantt.annotate(bar.text, centre, color="white", ha="center", va="center", fontsize=7)
-    gantt.set_ylim(len(lanes.lanes) - 0.5, -0.5)
-    gantt.set_yticks(range(len(lanes.lanes)))
-    gantt.set_yticklabels([f"GPU {lane.gpu}" if lane.name == "compute" else lane.name for lane in lanes.lanes])
-    for row, lane in enumerate(lanes.lanes):
-        if row and lane.name == "compute":
-            gantt.axhline(row - 0.5, color=FAINT, linewidth=0.8)
-    handles = [patches.Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in lanes.kinds]
-    gantt.legend(
-        handles=handles, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8
-    )
+def write_gantt(run: Run, path: str | Path, **look: Any) -> Path:
+    """Draw the step as the page does; `look` as `step_figure` takes it."""
+    figure = step_figure(run, **look)
+    layout, end = figure["layout"], figure["layout"]["xaxis"]["range"][1]
+    canvas = _matplotlib("pyplot").figure(figsize=(14, layout["height"] / 80), dpi=110)
+    plots: dict[str, Any] = {}
+    for name in (name for name in layout if name.startswith("yaxis")):
+        low, high = (0.06 + 0.86 * share for share in layout[name]["domain"])
+        plots[f"y{name[5:]}"] = canvas.add_axes((0.07, low, 0.91, high - low), sharex=plots.get("y"))
+    floor: Any = 0.0
+    for trace in figure["data"]:
+        plot, colour = plots[trace.get("yaxis", "y")], trace.get("fillcolor") or trace.get("line", {}).get("color")
+        if trace["type"] == "bar":
+            _draw_bars(plot, trace, 0.012 * end)
+        elif "stackgroup" in trace:
+            level = floor + np.array(trace["y"])
+            plot.fill_between(trace["x"], floor, level, step="post", color=colour, linewidth=0)
+            floor = level
+        else:
+            gpu = trace["hovertemplate"].partition(":")[0]
+            plot.step(trace["x"], trace["y"], where="post", color=colour, linewidth=1.2, label=gpu)
+    gantt = plots["y"]
+    for line in layout["shapes"]:
+        ends = [line["x0"], line["x1"]], [line["y0"], line["y1"]]
+        ends = ([0, end], ends[1]) if line["y0"] == line["y1"] else ends
+        gantt.plot(*ends, color=line["line"]["color"], linewidth=0.8, linestyle=LINES[line["line"]["dash"]])
+    for said in layout["annotations"]:
+        text = said["text"].replace("<b>", " ").replace("</b>", "")
+        gantt.annotate(text, (said["x"], said["y"]), va="center", fontsize=8, color=said["font"]["color"])
+    for name, plot in plots.items():
+        _set_axis(plot, layout[f"yaxis{name[1:]}"])
+    gantt.legend(ncols=8, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8)
+    if run.num_ranks <= 8:  # Above the plot: nowhere inside is there always room.
+        plots["y2"].legend(loc="lower right", bbox_to_anchor=(1, 0.96), ncols=8, frameon=False, fontsize=7)
     gantt.set_title(f"{run.title}: {run.total_time:.6g}, idle {run.bubble:.1%}", loc="left", pad=26, color=INK)
-    if show_completion_time:
-        gantt.plot(
-            [run.total_time] * 2, [-0.5, len(lanes.lanes) - 0.5], color=COMPLETION, linewidth=1.6, linestyle="--"
-        )
-        gantt.annotate(
-            f" {run.total_time:.4f}", (run.total_time, 0), ha="left", va="center", fontsize=8, color=COMPLETION,
-            weight="bold",
-        )  # fmt: skip
-    _curves(below, memory or micro_batches_held(run), run.total_time, memory_unit)
-    use = bandwidth(run)
-    if use:
-        _stacked(egress, use, run.total_time)
+    gantt.set_xlim(0, end)
+    list(plots.values())[-1].set_xlabel(layout["xaxis"]["title"]["text"], color=INK)
+    return _save(canvas, path)
+
+
+def _set_axis(plot: Any, axis: dict[str, Any]) -> None:
+    """Range, labels and lines of one part of the picture."""
+    if "range" in axis:
+        plot.set_ylim(*axis["range"])
     else:
-        egress.set_visible(False)
-        below.tick_params(labelbottom=True)
-    (egress if use else below).set_xlabel("time, in the unit of the lengths", color=INK)
-    egress.set_xlim(0, run.total_time * (1.06 if show_completion_time else 1.01))
-    gantt.spines[["top", "right", "left"]].set_visible(False)
-    for plot in (gantt, below, egress):
-        plot.spines[:].set_color(FAINT)
-        plot.tick_params(color=FAINT, labelcolor=INK)
-    return _save(figure, path)
+        plot.set_ylim(bottom=0)
+    if "tickvals" in axis:
+        plot.set_yticks(axis["tickvals"], [re.sub("<[^>]*>", "", text) for text in axis["ticktext"]])
+    plot.set_ylabel(axis.get("title", {}).get("text", "").replace("<br>", "\n"), color=INK, fontsize=8)
+    if axis.get("showgrid"):
+        plot.grid(color="#EEF1F4")
+    plot.set_axisbelow(True)
+    plot.spines[["top", "right"]].set_visible(False)
+    plot.spines[:].set_color(FAINT)
+    plot.tick_params(color=FAINT, labelcolor=INK)
+
+
+def _draw_bars(plot: Any, trace: dict[str, Any], narrow: float) -> None:
+    """Bars of one kind; words in those that are not narrow."""
+    edge = trace["marker"]["line"]
+    plot.barh(
+        trace["y"], trace["x"], left=trace["base"], height=trace["width"], color=trace["marker"]["color"],
+        edgecolor=edge["color"], linewidth=edge["width"], label=trace["name"],
+    )  # fmt: skip
+    for start, length, at, text in zip(trace["base"], trace["x"], trace["y"], trace["text"] or (), strict=False):
+        if length > narrow:
+            colour = trace["textfont"]["color"]
+            plot.annotate(text, (start + length / 2, at), color=colour, ha="center", va="center", fontsize=7)
 
 
 def write_heat_map(table: SweepTable, path: str | Path) -> Path:
@@ -209,44 +210,6 @@ def heat_map_name(table: SweepTable) -> str:
 def _title(table: SweepTable) -> str:
     items = [f"{key} {value:g}" for key, value in table.parameters.items()]
     return "   ".join(items[:5]) + "\n" + "   ".join(items[5:])
-
-
-def _figure(run: Run, view: View) -> tuple[Any, Any]:
-    pyplot = _matplotlib("pyplot")
-    lanes = run.num_ranks * (2 if view == "single_channel" else 3)
-    rows = (max(0.26 * lanes, 1.6), 1.1, 1.1)
-    return pyplot.subplots(
-        3, 1, sharex=True, figsize=(14, sum(rows) + 1.4), dpi=110, height_ratios=rows, layout="constrained"
-    )
-
-
-def _curves(plot: Any, curves: list[Curve], end: float, name: str) -> None:
-    for rank, curve in enumerate(curves):
-        colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
-        times, values = np.append(curve.times, end), np.append(curve.values, curve.values[-1])
-        plot.step(times, values, where="post", color=colour, linewidth=1.2, label=f"GPU {rank}")
-    plot.set_ylabel(name, color=INK, fontsize=8)
-    plot.set_ylim(bottom=0)
-    plot.grid(color="#EEF1F4")
-    plot.set_axisbelow(True)
-    plot.spines[["top", "right"]].set_visible(False)
-    if len(curves) <= 8:  # Above the plot: nowhere inside is there always room.
-        plot.legend(loc="lower right", bbox_to_anchor=(1, 0.96), ncols=len(curves), frameon=False, fontsize=7)
-
-
-def _stacked(plot: Any, curves: dict[str, Curve], end: float) -> None:
-    """The use of all links by kind, one on top of the other."""
-    floor: Any = 0.0
-    for kind, one in curves.items():
-        curve = binned(one, end)
-        times, values = np.append(curve.times, end), np.append(curve.values, curve.values[-1])
-        plot.fill_between(times, floor, floor + values, step="post", color=COLOURS[kind], linewidth=0)
-        floor = floor + values
-    plot.set_ylabel("links in use", color=INK, fontsize=8)
-    plot.set_ylim(0, 1.02)
-    plot.grid(color="#EEF1F4")
-    plot.set_axisbelow(True)
-    plot.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: Any, path: str | Path) -> Path:
