@@ -12,6 +12,8 @@ import pytest
 
 import gnomon
 from conftest import CommandLine
+from gnomon.cli.pipeline import STEP, run
+from gnomon.pipeline.step_config import StepConfig
 
 pytest.importorskip("matplotlib")
 
@@ -238,3 +240,11 @@ def test_a_step_is_a_file_too(tmp_path: Path) -> None:
     slow = gnomon.pipeline(path)
     assert slow.step.schedule is not None and slow.step.schedule.num_microbatches == 8
     assert slow.run.total_time > gnomon.pipeline(path, stragglers={}).run.total_time
+
+
+def test_the_defaults_that_help_tells_are_those_of_a_step() -> None:
+    told = {name: default for one in run.params for name in [one.name]
+            if name in STEP and (default := re.search(r"\[default: ([\d.]+)\]", one.help or ""))}  # fmt: skip
+    assert len(told) >= 9
+    for name, default in told.items():
+        assert float(default[1]) == StepConfig.model_fields[name].default, name
