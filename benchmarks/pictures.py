@@ -60,8 +60,9 @@ def report(browser: Any) -> None:
 
 def drawn(page: Any, address: str, wanted: str, path: Path, *, whole: bool = True) -> None:
     """A picture of a page as soon as what is wanted is there and nothing is loaded any more."""
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(address)
-    page.wait_for_selector(wanted, timeout=PATIENCE_MS)
+    page.wait_for_selector(wanted)
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(3000)
     page.screenshot(path=path, full_page=whole)

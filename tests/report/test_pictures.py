@@ -14,7 +14,9 @@ from gnomon.report import look
 from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned, step_figure
 from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure
 from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, Bar, Lane, Timeline, drawn_together
-from gnomon.report.serving.figures import cdf, distribution
+from gnomon.report.serving.figures import cdf, crossed_first, distribution
+from gnomon.search.load_curve import LoadCurve
+from gnomon.workload.slo import SloConfig
 
 
 def test_a_straggler_does_not_squeeze_the_distribution() -> None:
@@ -88,3 +90,18 @@ def test_bars_narrower_than_a_pixel_are_drawn_together() -> None:
 
 def test_memory_has_colours_of_its_own() -> None:
     assert not {one.lower() for one in RANK_COLOURS} & {one.lower() for one in COLOURS.values()}
+
+
+@pytest.mark.parametrize(
+    ("slo", "bound_by"),
+    [
+        ({}, "a growing queue"),
+        ({"ttft_s": 1.0}, "TTFT"),
+        ({"ttft_s": 1.0, "tpot_s": 0.05}, "TPOT"),
+        ({"e2e_s": 9.0}, "E2E"),
+    ],
+)
+def test_the_limit_that_is_passed_at_the_lowest_load_binds(slo: dict[str, float], bound_by: str) -> None:
+    seconds = {"ttft": [0.1, 0.5, 2.0], "tpot": [0.02, 0.06, 0.07], "e2e": [5.0, 8.0, None]}
+    curve = LoadCurve((1.0, 2.0, 3.0), {name: {"p99": values} for name, values in seconds.items()}, 100)
+    assert crossed_first(curve, SloConfig(**slo)) == bound_by

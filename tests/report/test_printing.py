@@ -9,8 +9,8 @@ import pytest
 from click import unstyle
 
 from gnomon.cli import printing
-from gnomon.cli.printing import UNLIMITED, laid_out
-from gnomon.report.blocks import Card, Command, Facts, Line, Plot, Section, Table
+from gnomon.cli.printing import UNLIMITED, continued, laid_out
+from gnomon.report.blocks import Card, Command, Facts, Html, Line, Plot, Section, Table, link, without
 from gnomon.report.page import html_of, notebook_html, write_page
 
 ROWS = [
@@ -86,6 +86,27 @@ def test_blocks_as_html_are_escaped_and_side_by_side() -> None:
     said = [Section("nothing", [Table([])]), Line("well", "warning")]
     assert html_of(said) == "<p class=warning>well</p>"
     assert notebook_html([*said, Plot("p", dict)]) == "<p><b>Warning:</b> well</p>"
+
+
+def test_what_is_left_of_a_section() -> None:
+    blocks = [Section("gone", [Plot("p", dict)]), Section("kept", [Plot("q", dict), Line("well")]), Card("a", "1")]
+    assert without(blocks, Plot, Card) == [Section("kept", [Line("well")])]
+    assert without(blocks, Html) == blocks
+
+
+def test_a_cell_may_lead_somewhere_and_a_page_has_boxes(tmp_path: Path) -> None:
+    table = Table([{"run": link("a & b", "/runs?run=a&b='c'"), "s": 1}])
+    assert "<a href='/runs?run=a&amp;b=&#x27;c&#x27;'>a &amp; b</a>" in html_of([table])
+    page = write_page(tmp_path / "page.html", "t", [Line("first"), table, Facts([("a", "1")])]).read_text()
+    assert "<p class=why>first</p><section><div class=scroll" in page, "tables stand in a box, lines do not"
+    assert page.count("<section>") == 1
+
+
+def test_a_comment_goes_on_as_a_comment() -> None:
+    text = continued("# Not simulated with this engine: the layout that was best.\nserve --one 1 --two 2 --three 3", 30)
+    comments, command = text.partition("serve")[0].splitlines(), text[text.index("serve") :].splitlines()
+    assert len(comments) == 3 and all(line.startswith("# ") for line in comments) and "\\" not in "".join(comments)
+    assert all(line.endswith(" \\") for line in command[:-1]) and not command[-1].endswith("\\")
 
 
 def test_a_command_has_a_button_that_copies_it() -> None:

@@ -64,6 +64,24 @@ def test_a_question_that_never_ends_keeps_no_other_view_waiting_and_is_given_up(
     assert again.answer == 43
 
 
+def test_compiling_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONGEST_S", 0.1)
+    looked: list[int] = []
+    monkeypatch.setattr(turns, "_is_compiling", lambda thread: looked.append(thread) or len(looked) < 4)
+    endless = Asking("compiles", for_ever)
+    endless.join(SOON_S)
+    assert isinstance(endless.answer, GnomonError) and len(looked) == 4, "it was given up before it had compiled"
+
+    now = [0.0]
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now[0])
+    look = turns.patience()
+    now[0] = 10 * turns.PATIENCE_S  # Compiled so long before the first request was served.
+    look(1, 10)
+    now[0] += 2 * turns.PATIENCE_S
+    with pytest.raises(GnomonError, match="stopped after"):
+        look(2, 10)
+
+
 def test_a_question_behind_one_that_cannot_be_stopped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "LONGEST_S", 0.1)
     begun, goes_on = threading.Event(), threading.Event()

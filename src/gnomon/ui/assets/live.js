@@ -1,5 +1,5 @@
 // The Serve page's answers: one request for every state of the controls, whose lines are shown as they come
-// (pages/serve_live.py). During a drag each state is answered by a preview alone; the whole answer comes at its end.
+// (pages/serve_answers.py). During a drag each state is answered by a preview alone; the whole answer comes at its end.
 (() => {
   const {drag, waiting} = window.gnomon;
   let serial = 0, last = null, stop = null; // The state asked for last, and what ends its answer.
