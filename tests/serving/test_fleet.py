@@ -16,7 +16,7 @@ from gnomon.catalog.power import clock_under_cap
 from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.core.streams import stream
-from gnomon.report.serving.fleet import fleet_frame
+from gnomon.report.serving.fleet import day_tables, fleet_drawers, fleet_frame
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, SAMPLES, STARTING, UP
 from gnomon.serving.engine.state import FINISHED
@@ -91,6 +91,19 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     assert one.fleet is not None and two.fleet is not None
     assert one.fleet.changes == two.fleet.changes
     assert trouble(2).cluster.requests.finished_s.tobytes() != one.cluster.requests.finished_s.tobytes()
+
+
+def test_what_happens_to_replicas_is_marked_along_the_curve() -> None:
+    done = trouble(0)
+    assert done.fleet is not None
+    marks = {one["name"]: one for one in fleet_drawers(done)["replicas"]()["data"] if one["mode"] == "markers"}
+    failed = marks["failed"]
+    assert len(failed["x"]) == sum(state == DOWN for _, _, state in done.fleet.changes) == done.fleet.failures
+    told = sum(int(text.split(", ")[1].split()[0].replace(",", "")) for text in failed["text"] if "sent again" in text)
+    assert told == done.fleet.retries > 0, "a failure is noticed later than it happens"
+    assert {"starts", "drains"} & marks.keys()
+    _, costs = day_tables(done)
+    assert sum(row["requests sent again"] for row in costs.rows) == told
 
 
 def test_a_fleet_in_which_nothing_happens_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Card, Table
 from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, short, time_lines
 from gnomon.serving.autoscaling.capacity import slo_check
-from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, PAID, STARTING, UP
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, PAID, STARTING, UP, FleetRecord
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
 from gnomon.serving.results.energy import joules
 from gnomon.serving.results.fleet import past
@@ -128,8 +128,7 @@ def day_tables(run: Run) -> list[Table]:
         {"failure at": units.seconds(at_s), "replica": i, "requests sent again": count}
         | {f"SLO met, {name}": f"{_percent(before)} before, {_percent(after)} after"
            for name, (before, after) in slo_by_class(run, np.array([at_s - AFTER_S, at_s, at_s + AFTER_S])).items()}
-        for at_s, i, count in record.lost
-        if (at_s, i, DOWN) in record.changes
+        for (at_s, i), count in _sent_again(record).items()
     ]  # fmt: skip
     caption = f"SLO: of requests that came within {units.seconds(AFTER_S)}."
     return [Table(rows, "Over the day", worst), *([Table(failures, "What failures cost", caption)] if failures else [])]
@@ -177,11 +176,21 @@ def _kilowatts(run: Run, samples: Any, lasts_s: Floats, counts: Any) -> Floats |
     return total
 
 
+def _sent_again(record: FleetRecord) -> dict[tuple[float, int], int]:
+    """Requests that were sent again, by the moment of a failure and its replica; it may be noticed later."""
+    found: dict[tuple[float, int], int] = {}
+    for noticed_s, i, count in record.lost:
+        failed_s = [at_s for at_s, one, state in record.changes if (one, state) == (i, DOWN) and at_s <= noticed_s]
+        if failed_s:
+            found[max(failed_s), i] = found.get((max(failed_s), i), 0) + count
+    return found
+
+
 def _events(run: Run, hours: Floats, along: Floats) -> list[dict[str, Any]]:
     """What happened to replicas, as marks along a curve: failures, starts and ends."""
     record = run.fleet
     assert record is not None
-    lost = {(at_s, i): count for at_s, i, count in record.lost}
+    lost = _sent_again(record)
     known = ~np.isnan(along)
     found = []
     for state, word, symbol, colour in EVENTS:
