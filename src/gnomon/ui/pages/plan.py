@@ -65,7 +65,7 @@ def question_of(values: Mapping[str, Any]) -> SearchConfig:
 
 def short(question: SearchConfig) -> str:
     """A question as a file for `gnomon search`; defaults are left out."""
-    return to_yaml(question.model_dump(mode="json", exclude_defaults=True))
+    return to_yaml({"model": question.model, **question.model_dump(mode="json", exclude_defaults=True)})
 
 
 def runs_folder() -> Path:
