@@ -91,7 +91,7 @@ class _Search:
             assert check is not None
             ended_s = float(np.nanmax(records.finished_s))
             seconds = history(done.fleet.members, done.fleet.changes, ended_s).seconds
-            met = float(check(np.arange(records.size)).sum()) / records.size
+            met = float(check(np.arange(records.size)).sum()) / len(self.requests)  # Those too long are missed, too.
             self.tried[plan] = _Tried(met, float(seconds[:, PAID].sum()))
         return self.tried[plan]
 
