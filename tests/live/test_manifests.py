@@ -137,7 +137,8 @@ def test_compose_has_a_service_for_each_replica():
     assert ports == ["8000:8000", "8001:8000", "8002:8000"]
     first = next(iter(made["services"].values()))
     assert first["command"][:2] == ["-m", "sglang.launch_server"]
-    assert first["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 4
+    gpus = [one["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for one in made["services"].values()]
+    assert gpus == [[str(4 * server + one) for one in range(4)] for server in range(3)]
 
 
 def test_what_cannot_be_written_is_refused(cli, tmp_path):

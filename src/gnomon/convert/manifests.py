@@ -59,10 +59,13 @@ def _servers(scenario: Scenario, engine: str) -> list[tuple[str, Pool, list[str]
 def _left(scenario: Scenario, target: str) -> list[str]:
     left = [f"{one.num_replicas} x {one.device_name}: which nodes have that GPU is the cluster's to say."
             for one in scenario.all_pools()]  # fmt: skip
-    if sum(pool.num_replicas for pool in scenario.all_pools()) > 1 and target != "llm-d":
-        left.append(f"the router {scenario.router.name}: a Service spreads connections, it does not look at replicas.")
-    if target == "llm-d":
-        left.append(f"the router {scenario.router.name}: set the scorers of the endpoint picker to match it.")
+    routed = {
+        "kubernetes": "a Service spreads connections, it does not look at replicas.",
+        "llm-d": "set the scorers of the endpoint picker to match it.",
+        "compose": "every server has a port of its own, and nothing is in front of them.",
+    }
+    if sum(pool.num_replicas for pool in scenario.all_pools()) > 1 or target == "llm-d":
+        left.append(f"the router {scenario.router.name}: {routed[target]}")
     if scenario.has_roles:
         left.append("who is prefilled where: that is the gateway's to decide.")
     if scenario.admission.name != "everyone":
@@ -174,15 +177,19 @@ def _llmd(scenario: Scenario, engine: str) -> Manifest:
 
 def _compose(scenario: Scenario, engine: str) -> Manifest:
     services: dict[str, Any] = {}
-    left = _left(scenario, "compose")
+    left, taken = _left(scenario, "compose"), 0
     for name, pool, words in _servers(scenario, engine):
-        for number in range(pool.num_replicas):
-            gpus = {"driver": "nvidia", "count": pool.replica.num_gpus, "capabilities": ["gpu"]}
+        for number in range(pool.num_replicas):  # A count would be the machine's first GPUs for each of them.
+            ids = [str(taken + one) for one in range(pool.replica.num_gpus)]
+            taken += len(ids)
+            gpus = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
             services[f"{name}-{number}" if pool.num_replicas > 1 else name] = {
                 "image": IMAGES[engine], "entrypoint": [words[0]], "command": words[1:], "ipc": "host",
                 "ports": [f"{PORT + len(services)}:{PORT}"],
                 "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
             }  # fmt: skip
+    if taken > 1:
+        left.append(f"several machines: all {taken} GPUs are those of one.")
     return Manifest({"compose.yaml": _text([{"services": services}], left)}, left)
 
 
