@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from gnomon.api.serving import scenario, simulate
 from gnomon.live.cluster import Asked, Full, LiveCluster
+from gnomon.live.driver import Driver, Metrics
 from gnomon.workload import generate
 from live_kit import SMALL, is_empty, small_cluster
 
@@ -121,6 +123,28 @@ def test_no_token_is_foretold_that_takes_time_or_chance_to_come(kind):
         live.advance(live.next_s())
         assert (live.next_tokens_s(ids) == math.inf).all()
     assert live.produced(ids).max() > 1
+
+
+def test_reading_a_request_takes_none_of_the_servers_time():
+    """It came at 10 ms and was read until 15; another was read for long, but what has happened stays as it was."""
+    at_s = 0.0
+
+    async def drive():
+        nonlocal at_s
+        live = small_cluster()
+        driver = Driver(live, Metrics(live, "sim"), clock=lambda: at_s)
+        at_s = 0.015
+        first = driver.send(asked(1, 100, 5), 0.010)
+        at_s = 0.020
+        second = driver.send(asked(2, 100, 5), 0.001)
+        return [float(live.cluster.requests[one.id].arrival_s) for one in (first, second)], [
+            first.sent_s,
+            second.sent_s,
+        ]
+
+    arrived, sent = asyncio.run(drive())
+    assert sent == pytest.approx([0.010, 0.015])
+    assert np.subtract(arrived, sent) == pytest.approx(arrived[0] - sent[0]) and arrived[0] < 0.012
 
 
 def test_a_client_that_leaves_makes_room_at_once():

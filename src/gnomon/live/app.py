@@ -138,22 +138,27 @@ class App:
     # Answers.
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = parse(Completion, await _body(receive))
+        body = await _body(receive)
+        came_s = time.monotonic()
+        asked = parse(Completion, body)
         assert isinstance(asked, Completion)
         given = asked.prompt
         prompts: Any = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
         tokens = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in prompts]
-        await self._answer(scope, receive, send, asked, tokens)
+        await self._answer(scope, receive, send, asked, tokens, came_s)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = parse(Chat, await _body(receive))
+        body = await _body(receive)
+        came_s = time.monotonic()
+        asked = parse(Chat, body)
         assert isinstance(asked, Chat)
         text = chat_text([(one.role, one.text) for one in asked.messages])
-        await self._answer(scope, receive, send, asked, [self.tokenizer.encode(text)])
+        await self._answer(scope, receive, send, asked, [self.tokenizer.encode(text)], came_s)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, asked: Completion | Chat, prompts: list[list[int]]
-    ) -> None:
+        self, scope: Scope, receive: Receive, send: Send, asked: Completion | Chat, prompts: list[list[int]],
+        came_s: float,
+    ) -> None:  # fmt: skip
         model = asked.model or self.model_name
         if model != self.model_name and model not in self._adapters:
             raise Refused(404, f"the model {model!r} does not exist.", param="model", code="model_not_found")
@@ -167,7 +172,7 @@ class App:
         try:
             for prompt in prompts:
                 for number in range(asked.n or 1):
-                    choices.append(self._begin(scope, asked, prompt, number))
+                    choices.append(self._begin(scope, asked, prompt, number, came_s))
             if asked.stream:
                 connection = scope.get("extensions", {}).get(CONNECTION)
                 for index, choice in enumerate(choices):
@@ -179,7 +184,7 @@ class App:
                 if not choice.stream.is_done:
                     self.driver.cancel(choice.stream)
 
-    def _begin(self, scope: Scope, asked: Completion | Chat, prompt: list[int], number: int) -> Choice:
+    def _begin(self, scope: Scope, asked: Completion | Chat, prompt: list[int], number: int, came_s: float) -> Choice:
         """Send one request to the cluster."""
         most = self.live.max_tokens - len(prompt)
         if not prompt:
@@ -210,7 +215,7 @@ class App:
         if session:
             one = replace(one, session=hash(tuple(session)) & 0x7FFFFFFF)
         is_cut = wanted == limit <= natural and len(texts) == wanted
-        return Choice(self.driver.send(one), texts, "length" if is_cut else "stop")
+        return Choice(self.driver.send(one, came_s), texts, "length" if is_cut else "stop")
 
     async def _send_whole(self, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer) -> None:
         for choice in choices:

@@ -168,6 +168,8 @@ class Driver:
         """A heap."""
         self._next_s = float("inf")
         """When something happens in the cluster."""
+        self._seen_s = 0.0
+        """Until when all has happened."""
         self._write_s = 0.0
         """Real seconds of writing a token."""
         self._timer: Any = None
@@ -177,13 +179,15 @@ class Driver:
         """Simulated seconds since the start."""
         return (self._clock() - self._start_s) * self.speed
 
-    def send(self, asked: Asked) -> Stream:
-        """Send a request now."""
+    def send(self, asked: Asked, came_s: float | None = None) -> Stream:
+        """Send a request now, or when it came (by the clock): reading it takes none of the simulated server's time.
+        What has happened since stays as it was."""
         now_s = self.now_s()
-        stream = Stream(self.live.send(now_s, asked), asked, now_s)
+        sent_s = now_s if came_s is None else max(self._seen_s, (came_s - self._start_s) * self.speed)
+        stream = Stream(self.live.send(sent_s, asked), asked, sent_s)
         self._streams[stream.id], self._ids = stream, None
         self._produced[stream.id] = 0
-        self._next_s = now_s
+        self._next_s = sent_s
         self._tick()
         return stream
 
@@ -204,6 +208,7 @@ class Driver:
         self._deliver(now_s)
         if self._next_s <= now_s:
             try:
+                self._seen_s = now_s
                 self.live.advance(now_s)
                 self._collect(now_s)
             except Exception as error:
