@@ -16,7 +16,7 @@ from typing import Any
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 PATIENCE_MS = 300_000
 PAGES = {
-    "serve": "#serve-plot-kv .trace",
+    "serve": "#serve-plot-curve .trace",
     "plan": ".trace",
     "pipeline": ".trace",
     "posttrain": ".trace",
