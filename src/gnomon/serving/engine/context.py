@@ -1,7 +1,7 @@
 """What a cluster is run with: what routers see, the functions that decide, and all that is outside the replicas."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,43 +98,20 @@ class Environment(NamedTuple):
 # Runs in which nothing of `serving.features` but the front end is used: of the rest nothing is compiled.
 
 
-class PlainTransfers(Transfers):
-    """None."""
-
-    has_no_features = True
+def _plain(bundle: Any) -> Any:
+    return type(f"Plain{bundle.__name__}", (bundle,), {"has_no_features": True, "__module__": __name__})
 
 
-class PlainTiers(Tiers):
-    """None."""
-
-    has_no_features = True
-
-
-class PlainAdapters(Adapters):
-    """None."""
-
-    has_no_features = True
-
-
-class PlainToolCache(ToolCache):
-    """None."""
-
-    has_no_features = True
-
-
-class PlainEnvironment(Environment):
-    """With only a calendar, clients and a front end."""
-
-    has_no_features = True
+PlainTransfers, PlainTiers, PlainAdapters, PlainToolCache, PlainEnvironment = map(
+    _plain, (Transfers, Tiers, Adapters, ToolCache, Environment)
+)
 
 
 def without_features(env: Environment) -> Environment:
     """What is outside, for a run that uses no feature."""
-    return PlainEnvironment(
-        *env._replace(
-            transfers=PlainTransfers(*env.transfers),
-            tiers=PlainTiers(*env.tiers),
-            adapters=PlainAdapters(*env.adapters),
-            tool_cache=PlainToolCache(*env.tool_cache),
-        )
-    )
+    parts = env._replace(
+        transfers=PlainTransfers(*env.transfers), tiers=PlainTiers(*env.tiers),
+        adapters=PlainAdapters(*env.adapters), tool_cache=PlainToolCache(*env.tool_cache),
+    )  # fmt: skip
+    without: Environment = PlainEnvironment(*parts)
+    return without

@@ -95,7 +95,7 @@ def fast_forward(cluster: Cluster, tables: IterationTables, log: Log, r: int, un
     flops, num_bytes, num_beyond = state.flops, state.bytes, state.num_beyond_measured
     budget, phase = cluster.control[BUDGET], (steps + 1) % block_size
     needed = cluster.growth[r, phase]
-    is_explained, there, num_stages = breakdown.is_on(cluster), constants.row, 1
+    is_explained, there, num_stages = cluster.breakdown.size > 0, constants.row, 1
     if is_explained:
         breakdown.end_batch(cluster, r, 0)
         there, num_stages = cluster.clocks[r, breakdown.REFERENCE_ROW], cluster.clocks[r, breakdown.REFERENCE_STAGES]

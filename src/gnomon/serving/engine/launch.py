@@ -185,7 +185,7 @@ def launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> Non
         seconds = _stage_seconds(cluster, tables, r, position, stage, shape, shape.tokens, at)
         at = _enter_stage(cluster, r, position, stage, at, seconds)
     _take_off(cluster, tables, r, position, shape, at)
-    if breakdown.is_on(cluster):
+    if cluster.breakdown.size > 0:
         breakdown.take_off(cluster, tables, r, position, shape, shape.tokens)
 
 
@@ -211,5 +211,5 @@ def launch_together(cluster: Cluster, tables: IterationTables, first: int, now: 
     for r in members:
         shape = _shape(replica_view(cluster, r))
         _take_off(cluster, tables, r, position, shape, at)
-        if breakdown.is_on(cluster):
+        if cluster.breakdown.size > 0:
             breakdown.take_off(cluster, tables, r, position, shape, group_tokens)

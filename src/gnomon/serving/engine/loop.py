@@ -132,7 +132,7 @@ def _may_step(state: Any, log: Log) -> bool:
 def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: int) -> None:
     """Handle the end of the oldest in-flight batch of replica `r`."""
     state = cluster.replicas[r]
-    is_explained = breakdown.is_on(cluster)
+    is_explained = cluster.breakdown.size > 0
     position = state.oldest
     flight = cluster.flights[r, position]
     replica = replica_view(cluster, r)
@@ -182,7 +182,7 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
     state.answered = 0
     num_stepping = state.num_stepping
     policies[state.policy](replica)
-    if breakdown.is_on(cluster) and state.num_stepping < num_stepping:
+    if cluster.breakdown.size > 0 and state.num_stepping < num_stepping:
         breakdown.leave_all(cluster, r, num_stepping)
     if state.answered == 0:
         contract.stop(cluster, contract.POLICY_RAISED, r, NONE)
@@ -200,21 +200,21 @@ def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) 
     That is so for one that needs more than all memory, and for the first in the queue when nothing else is there and
     the policy, asked twice (the last request may just have pre-empted itself), does not take it.
     """
-    state, asked_twice = cluster.replicas[r], False
-    while True:
+    state, size, asked_twice = cluster.replicas[r], 0, False
+    while cluster.control[FAULT] == 0:
         while state.num_waiting > 0 and cluster.requests[state.first_waiting].never_fits != 0:
             _reject_first_waiting(cluster, r, now)
         size = _choose_batch(cluster, policies, r, now)
-        if breakdown.is_on(cluster):
+        if cluster.breakdown.size > 0:
             breakdown.note_queue(cluster, r, now)
         if size > 0 or state.num_waiting == 0 or state.num_waiting < state.num_outstanding:
-            return size
-        # What those hold will be free.
-        if state.num_landing + state.num_held > 0 or cluster.control[FAULT] != 0:
-            return size
+            break
+        if state.num_landing + state.num_held > 0:  # What they hold will be free.
+            break
         if asked_twice:
             _reject_first_waiting(cluster, r, now)
         asked_twice = True
+    return size
 
 
 @inlined
@@ -256,11 +256,11 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
                 launch(cluster, tables, first, now)
             else:
                 launch_together(cluster, tables, first, now)
+            last_chance = False
         elif leader.num_in_flight > 0 or idle == NONE or landing > 0:
             return
         elif last_chance:
             contract.stop(cluster, contract.LEFT_ALONE, idle, NONE)
-            return
         else:
             last_chance = True
 
@@ -326,5 +326,5 @@ def enqueue(cluster: Cluster, r: int, request_id: int, now: float) -> None:
         defer(replica, request_id, WAITING)
     else:
         push_waiting(replica, request_id)
-    if breakdown.is_on(cluster):
+    if cluster.breakdown.size > 0:
         breakdown.arrive(cluster, r, request_id, now)
