@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.autoscaling import evacuation, manager
+from gnomon.serving.autoscaling import evacuation, lifecycle, manager
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.events import REPLICA_CHANGES, Agenda
 from gnomon.serving.autoscaling.lifecycle import Lives
@@ -62,10 +62,12 @@ class Given:
             cluster=self.cluster, env=self.env, has_roles=has_roles, send_again=lambda *what: self.sent.append(what)
         )
         self.agenda = Agenda(self.env.calendar)
-        self.lives = Lives(
-            FleetConfig(**config), self.replicas, traffic, self.agenda, Bag(exponential=lambda mean_s: mean_s),  # type: ignore[arg-type]
-            [10.0, 20.0], lambda *what: self.room.append(what),
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lifecycle, "stream", lambda *_: Bag(exponential=lambda mean_s: mean_s))
+            self.lives = Lives(
+                FleetConfig(**config), self.replicas, traffic, self.agenda, 0, [10.0, 20.0],
+                lambda *what: self.room.append(what),
+            )  # fmt: skip
 
     @property
     def times(self) -> list[float]:
@@ -89,14 +91,14 @@ def test_a_replica_that_is_off_starts_cold(state: int, times: list[float]) -> No
 
 @pytest.mark.parametrize("has_roles", [True, False])
 def test_a_replica_that_is_ready_takes_what_waits_for_it(has_roles: bool) -> None:
-    given = Given(UP, OFF, has_roles=has_roles, failures=FailureConfig(mtbf_s=100.0))
+    given = Given(UP, OFF, has_roles=has_roles)
     given.env.transfers.links.capacity[2:] = 0.5
     given.lives.start(1, 5.0)
     given.pass_on()
     assert given.replicas.state.tolist() == [UP, UP] and given.sent == [(1, 15.0)]
     assert given.cluster.replicas.frozen.tolist() == [0, 0, 0, 0]
     assert given.env.transfers.links.capacity.tolist() == [8.0, 8.0, *([8.0] * 2 if has_roles else [0.5] * 2)]
-    assert given.times == [100.0, 15.0, 115.0], "it may fail from then on"
+    assert given.times == [15.0]
 
 
 def test_a_start_that_was_called_off_does_not_end() -> None:
@@ -147,16 +149,16 @@ def test_an_idle_replica_that_drains_leaves_at_once() -> None:
     ("state", "falls", "is_dead"),
     [(UP, True, {1}), (STARTING, True, set()), (DRAINING, True, set()), (OFF, False, set()), (DOWN, False, set())],
 )
-@pytest.mark.parametrize("mtbf_s", [None, 100.0])
+@pytest.mark.parametrize("repair_s", [None, 30.0])
 def test_a_replica_dies_and_that_is_noticed_later(
-    state: int, falls: bool, is_dead: set[int], mtbf_s: float | None
+    state: int, falls: bool, is_dead: set[int], repair_s: float | None
 ) -> None:
-    """After 2 s; where failures come at random it is repaired 30 s after that."""
-    given = Given(OFF, state, has_roles=True, failures=FailureConfig(detect_s=2.0, mtbf_s=mtbf_s, mttr_s=30.0))
+    """After 2 s; it may be repaired 30 s after that."""
+    given = Given(OFF, state, has_roles=True, failures=FailureConfig(detect_s=2.0))
     planned = len(given.times)
-    given.lives.fail(1, 6.0)
+    given.lives.fail(1, 6.0, repair_s)
     assert given.replicas.state[1] == (DOWN if falls else state) and given.replicas.dead == is_dead
-    assert given.times[planned:] == ([8.0, *([38.0] if mtbf_s else [])] if falls else [])
+    assert given.times[planned:] == ([8.0, *([38.0] if repair_s else [])] if falls else [])
     assert given.lives.failures == int(falls) and (given.cluster.replicas.frozen[2:] == 1).all() == (
         falls or state not in (UP,)
     )
@@ -165,7 +167,7 @@ def test_a_replica_dies_and_that_is_noticed_later(
         given.agenda.happen(planned, 8.0)
         assert (given.replicas.dead, given.sent, given.room) == (set(), [(1, 8.0)], [(0, 8.0)])
         assert given.replicas.state[1] == DOWN
-        if mtbf_s:
+        if repair_s:
             given.pass_on()
             assert given.replicas.state[1] == OFF and given.room == [(0, 8.0), (0, 38.0)]
 
@@ -181,17 +183,25 @@ def test_only_what_is_known_to_be_down_is_repaired(state: int, dead: set[int], i
 
 
 def test_slow_spells_come_and_go() -> None:
-    """Half as long again; adapters in use take a tenth more of that."""
+    """Half as long again for 7 s, after 40 s without; adapters in use take a tenth more of that."""
     given = Given(UP, UP, stragglers=StragglerConfig(mean_s=40.0, duration_s=7.0, factor=1.5))
     given.cluster.replicas.adapting = 0.1
-    assert given.times == [40.0, 40.0]
-    given.pass_on()
+    assert given.times == [40.0, 47.0, 40.0, 47.0]
+    given.agenda.happen(2, 40.0)
     assert given.cluster.replicas.slowdown.tolist() == [0.0, 0.0, *[pytest.approx(1.5 * 1.1 - 1)] * 2]
-    assert given.cluster.replicas.straggling.tolist() == [0.0, 0.0, 0.5, 0.5] and given.times[-1] == 47.0
-    given.pass_on()
-    assert given.cluster.replicas.slowdown[2:].tolist() == [pytest.approx(0.1)] * 2 and given.times[-1] == 87.0
-    given.pass_on()
-    assert given.cluster.replicas.straggling[3] == 0.5
+    assert given.cluster.replicas.straggling.tolist() == [0.0, 0.0, 0.5, 0.5]
+    given.agenda.happen(3, 47.0)
+    assert given.cluster.replicas.slowdown[2:].tolist() == [pytest.approx(0.1)] * 2
+    assert given.times[4:] == [87.0, 94.0]
+
+
+@pytest.mark.parametrize(("state", "times"), [(UP, [105.0, 135.0, 200.0]), (OFF, [200.0]), (STARTING, [200.0])])
+def test_failures_come_to_a_place_whoever_is_there(state: int, times: list[float]) -> None:
+    """Every 100 s; noticed after 5 s and repaired after 30 more."""
+    given = Given(state, failures=FailureConfig(mtbf_s=100.0, mttr_s=30.0, detect_s=5.0))
+    assert given.times == [100.0]
+    given.agenda.happen(0, 100.0)
+    assert given.replicas.state[0] == (DOWN if state == UP else state) and given.times[1:] == times
 
 
 @pytest.mark.parametrize(
