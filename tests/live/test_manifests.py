@@ -9,7 +9,7 @@ import yaml
 
 from gnomon.api.serving import scenario
 from gnomon.convert import convert
-from gnomon.convert.manifests import command_of, manifest
+from gnomon.convert.manifests import manifest
 from gnomon.core.errors import ConfigError, UnknownNameError
 
 GIVEN = {"model": "llama-3-70b", "device": "h100", "num_replicas": 3, "replica.tensor_parallel": 4,
@@ -58,7 +58,8 @@ def test_a_deployment_of_vllm():
 
 def test_its_command_means_the_same_scenario():
     _, (deployment, _) = documents(GIVEN, "kubernetes", "deployment.yaml")
-    words = shlex.split(command_of(deployment))
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    words = [*container["command"], *container["args"]]
     at = words.index("--host")
     back = convert("vllm", shlex.join(words[:at]), device="h100").values
     assert back["replica"]["tensor_parallel"] == 4

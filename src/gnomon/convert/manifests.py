@@ -5,7 +5,6 @@ how many GPUs each, and how they scale where a fleet was simulated. What a forma
 """
 
 import re
-import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,9 +190,3 @@ def _compose(scenario: Scenario, engine: str) -> Manifest:
     if taken > 1:
         left.append(f"several machines: all {taken} GPUs are those of one.")
     return Manifest({"compose.yaml": _text([{"services": services}], left)}, left)
-
-
-def command_of(made: dict[str, Any]) -> str:
-    """The command line in a Deployment's container."""
-    container = made["spec"]["template"]["spec"]["containers"][0]
-    return shlex.join([*container["command"], *container["args"]])

@@ -53,9 +53,6 @@ def _probe(runner: Runner, out: Path | None) -> None:
 
 def _serve(runner: Runner, options: argparse.Namespace) -> None:
     """One run per mix and load, each in a folder of its own."""
-    if options.requests:
-        _one(runner, options.out, load.read(options.requests), {"requests": str(options.requests)}, options)
-        return
     for mix in options.mix:
         plain = f"{runner.shape.name}-{mix}"
         full = None if options.rate else probe.capacity(runner, mix)
@@ -87,7 +84,7 @@ def _one(runner: Runner, folder: Path, work: load.Workload, facts: dict[str, Any
         **facts,
         "clocks": clocks.summary(),
     }
-    record.save(served, folder, about, token_stamps=options.token_stamps)
+    record.save(served, folder, about)
     figures = record.summary(served)
     print(
         f"{folder.name}: {figures['num_requests']} requests in {figures['duration_s']:.1f} s, "
@@ -113,13 +110,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--mix", nargs="+", choices=sorted(load.MIXES), default=["chat"])
             command.add_argument("--load", nargs="+", type=float, default=[0.5], help="shares of the probed capacity")
             command.add_argument("--rate", type=float, help="requests per second, instead of --load")
-            command.add_argument("--requests", type=Path, help="CSV: arrived_s, prompt_tokens, output_tokens")
             command.add_argument("--duration-s", type=float, default=25.0, help="seconds of arrivals")
             command.add_argument("--seed", type=int, default=1)
             command.add_argument("--repeats", type=int, default=1, help="rounds over all loads, each with its seed")
             command.add_argument("--ramp", action="store_true", help="the rate rises from nothing to what was given")
             command.add_argument("--name", help="name of the run's folder, for a single run")
-            command.add_argument("--token-stamps", action="store_true", help="also write every token's stamp")
     return parser
 
 

@@ -1,11 +1,8 @@
-"""Requests for the engine: arrivals and lengths, drawn from a seed or read from a file."""
+"""Requests for the engine: arrivals and lengths, drawn from a seed."""
 
 from __future__ import annotations
 
-import csv
-import gzip
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -71,16 +68,3 @@ def mean_lengths(mix: str) -> tuple[float, float]:
     """Mean prompt and output length of a mix, from a large sample."""
     prompts, outputs = draw(MIXES[mix], 100_000, np.random.default_rng(0))
     return float(np.mean(prompts)), float(np.mean(outputs))
-
-
-def read(path: str | Path) -> Workload:
-    """From a CSV file (or .csv.gz) with the columns arrived_s, prompt_tokens, output_tokens."""
-    opened = gzip.open(path, "rt") if str(path).endswith(".gz") else open(path)  # noqa: SIM115
-    with opened as file:
-        rows = list(csv.DictReader(file))
-    rows.sort(key=lambda row: float(row["arrived_s"]))
-    return Workload(
-        [float(row["arrived_s"]) for row in rows],
-        [int(row["prompt_tokens"]) for row in rows],
-        [int(row["output_tokens"]) for row in rows],
-    )

@@ -1,4 +1,4 @@
-"""What a run leaves: `run.json`, `requests.csv.gz`, `iterations.csv.gz`, and each token's stamp if asked for."""
+"""What a run leaves: `run.json`, `requests.csv.gz` and `iterations.csv.gz`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,11 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     os.replace(temporary, path)
 
 
-def save(served: Served, folder: Path, facts: Mapping[str, Any], *, token_stamps: bool = False) -> None:
+def save(served: Served, folder: Path, facts: Mapping[str, Any]) -> None:
     """Write a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "requests.csv.gz", (_request_row(request) for request in served.requests))
     write_csv(folder / "iterations.csv.gz", (_step_row(step) for step in served.steps))
-    if token_stamps:
-        write_csv(
-            folder / "tokens.csv.gz",
-            ({"request": r.index, "stamp_s": f"{stamp:.6f}"} for r in served.requests for stamp in r.stamps),
-        )
     (folder / "run.json").write_text(json.dumps({**facts, "summary": summary(served)}, indent=1) + "\n")
 
 
