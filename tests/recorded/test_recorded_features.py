@@ -126,12 +126,6 @@ CASES: dict[str, tuple[dict[str, Any], Requests | None]] = {
               fleet=changing("slo_planner", 0.1, max_replicas=4)),
         load(9, 24),
     ),
-    "oracle, two pools": (
-        small(slo=STRICT, workload=SHORT, batching={"max_sequences": 1},
-              pools=[{"num_replicas": 1}, {"num_replicas": 1, "timing": SLOW}],
-              fleet=changing({"name": "oracle", "options": {"window_s": 0.2}}, 0.1, max_replicas=2)),
-        load(10, 20),
-    ),
     "ranks fail": (
         small(model="mixtral-8x7b", num_replicas=2, replica={"num_kv_blocks": 40, "data_parallel": 2},
               fleet=changing(events=FAILS, failures={"detect_s": 0.02})),

@@ -336,28 +336,6 @@ def test_samples_of_pools_by_hand() -> None:
     assert seen.view(0, 6.0, np.zeros(0, np.int64)).starting == 1
 
 
-def test_the_share_of_arrivals_that_concern_a_pool() -> None:
-    seen = _seen()
-    assert [seen._share(number) for number in range(2)] == [3 / 9, 6 / 9]
-    seen.traffic.cluster.replicas.num_taken = 0
-    assert seen._share(0) == 0.5, "as long as nobody has come"
-    assert _seen(has_roles=True)._share(0) == 1.0
-    seen.pools = seen.pools[:1]
-    assert seen._share(0) == 1.0
-
-
-def test_arrivals_that_are_known_ahead() -> None:
-    """Of three requests two are: each stands for one and a half."""
-    seen = _seen()
-    seen.traffic.cluster.requests.arrival_s[:] = [1.0, 2.0, 9.0]
-    seen.traffic.env.calendar.book.end_open = 2
-    assert seen._arrivals_between(0.5, 1.0, 2.0) == 0.5 * 1.5 and seen._arrivals_between(1.0, 0.0, 99.0) == 3.0
-    seen.traffic.env.calendar.book.end_open = 1
-    assert seen._arrivals_between(1.0, 0.0, 99.0) == 3.0
-    seen.traffic.env.calendar.book.end_open = 0
-    assert seen._arrivals_between(1.0, 0.0, 99.0) == 0.0
-
-
 def test_requests_that_were_sent_again_are_counted() -> None:
     samples = np.arange(26.0).reshape(1, 2, 13)
     record = FleetRecord("mine", [], [], [], [], [], 2, [(1.0, 0, 3), (2.0, 1, 4)], samples, False, [], False)

@@ -122,7 +122,7 @@ def test_controls_without_effect_are_out_of_sight(tab: Tab) -> None:
     assert tab.page.is_visible("#pipeline-sequence")
     assert "tokens/s/GPU" in tab.text("pipeline-cards")
     assert {one["name"] for one in tab.traces("pipeline-over_time")} >= {"weights", "optimizer", "activations"}
-    tab.choose("pipeline-tab", "schedules and priorities")
+    tab.choose("pipeline-tab", "schedules, with given times")
     assert tab.page.is_visible("#pipeline-fwd")
     assert not tab.page.is_visible("#pipeline-sequence")
 

@@ -90,12 +90,12 @@ def test_no_other_site_has_a_page_in_a_frame(client: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_a_damaged_comparison_says_so(tmp_path: Path, text: str) -> None:
+def test_a_damaged_comparison_opens_as_its_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "comparison.json").write_text(text)
     with make_app(tmp_path).server.app_context():
         shown = PAGE.body({"run": "bad", "find": ""})
-    assert "cannot be read" in str(shown)
+    assert "/run-files/bad/comparison.json" in str(shown)
 
 
 def test_runs_are_found_wherever_they_are_opened_from(tmp_path: Path) -> None:

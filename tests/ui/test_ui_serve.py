@@ -76,7 +76,7 @@ def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
     target, capacity, now = drawn["shapes"]
     assert target["label"]["text"] == "SLO"
     words = [one["text"] for one in drawn["annotations"]]
-    assert words == [f"capacity {capacity['x0']:.3g}/s", "now"]
+    assert words == [f"capacity {capacity['x0']:.3g}/s, by TPOT", "now"]
     assert target["y0"] == 500 and now["x0"] == 20
     above = [load for load, value in zip(tail["x"], tail["y"], strict=True) if value > 500]
     assert capacity["x0"] <= above[0]

@@ -50,7 +50,7 @@ def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = Fals
     plot = dcc.Graph(id=id, figure=blank(height), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
     frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="group",
                      **{"aria-label": label})  # fmt: skip
-    names = html.Div(html.Ul(className="legend"), id=f"{id}-legend")  # Its place is kept from the start.
+    names = html.Div(id=f"{id}-legend", className="legend-space")
     return html.Div([frame, names] if is_legend_below else [names, frame])
 
 
