@@ -248,3 +248,8 @@ def test_the_defaults_that_help_tells_are_those_of_a_step() -> None:
     assert len(told) >= 9
     for name, default in told.items():
         assert float(default[1]) == StepConfig.model_fields[name].default, name
+
+
+def test_of_a_weight_and_a_tier_the_tier_counts(cli: CommandLine) -> None:
+    both = run_json(cli, "--tier", "grad_prop=a", "--priority", "grad_prop=0.1")
+    assert both["total_time"] == pytest.approx(53.753001, abs=1e-6)

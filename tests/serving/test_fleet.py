@@ -426,6 +426,12 @@ def test_an_oracle_that_cannot_plan_says_so(name: str, changes: dict[str, Any]) 
         run(asked)
 
 
+@pytest.mark.parametrize("options", [{"pieces": 0}, {"goal": 1.5}, {"goal": -1}])
+def test_an_oracle_with_options_that_mean_nothing_says_so(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="at least one of its pieces"):
+        run(rush("oracle", options=options))
+
+
 def test_regret_against_the_oracle() -> None:
     """`fixed` keeps all three replicas all the time: it pays more and misses less."""
     asked = rush("fixed").model_copy(update={"num_replicas": 3})

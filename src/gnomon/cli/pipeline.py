@@ -51,8 +51,8 @@ def _step_of(given: dict[str, Any]) -> dict[str, Any]:
         words = " ".join(f"--{name} {value}" for name, value in asked.items())
         fix = f"Run: gnomon train step {words} --pp {stages}, or gnomon train plan."
         raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
-    step |= dict(_pairs(given["tiers"], "--tier"))
     step |= {name: _number(value, "--priority") for name, value in _pairs(given["priorities"], "--priority")}
+    step |= dict(_pairs(given["tiers"], "--tier"))
     for name in (name for name, _ in _pairs((*given["priorities"], *given["tiers"]), "--priority")):
         if name not in api.TRANSFERS:
             raise ConfigError(f"there is no transfer {name!r}.", fix=f"Known: {', '.join(api.TRANSFERS)}.")

@@ -59,6 +59,11 @@ class _Search:
         controller = self.fleet.controller
         options = {**CONTROLLERS.chosen(controller).options, **controller.options}
         self.goal, self.left, pieces = options["goal"], int(options["runs"]), int(options["pieces"])
+        if pieces < 1 or not 0.0 <= self.goal <= 1.0:
+            raise ConfigError(
+                "the oracle needs at least one of its pieces, and as goal a share of the requests.",
+                where="fleet.controller.options", fix="Try pieces: 24, goal: 0.99.",
+            )  # fmt: skip
         self.interval_s = controller.interval_s
         self.most = self.fleet.max_replicas or scenario.all_pools()[0].num_replicas
         self.tried: dict[Plan, _Tried] = {}
