@@ -10,6 +10,7 @@ from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.core.units import duration
+from gnomon.search.config import SloTargets
 from gnomon.serving.scenario import Scenario
 
 
@@ -24,6 +25,7 @@ def test_durations_with_units(text, seconds):
 def test_seconds_may_be_given_with_a_unit():
     slo = build(Scenario, {"slo": {"ttft_s": "500ms", "tpot_s": "20 ms"}}).slo
     assert (slo.ttft_s, slo.tpot_s) == (0.5, 0.02)
+    assert build(SloTargets, {"ttft_s": {"p99": "500ms", "mean": 1}}).ttft_s == {"p99": 0.5, "mean": 1}
     with pytest.raises(ConfigError, match=r"slo\.ttft_s: Input should be a valid number"):
         build(Scenario, {"slo": {"ttft_s": "soon"}})
 

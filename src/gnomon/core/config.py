@@ -96,10 +96,12 @@ class Config(BaseModel):
 
 
 def _in_seconds(key: Any, value: Any) -> Any:
-    """A duration with its unit (`500ms`) as the seconds that a key in `_s` counts; everything else as it is."""
-    if not (isinstance(value, str) and str(key).endswith("_s")):
+    """Durations with their units (`500ms`) as the seconds that a key in `_s` counts; everything else as it is."""
+    if not str(key).endswith("_s"):
         return value
-    seconds = duration(value)
+    if isinstance(value, dict):
+        return {name: _in_seconds(key, one) for name, one in value.items()}
+    seconds = duration(value) if isinstance(value, str) else None
     return value if seconds is None else seconds
 
 

@@ -69,7 +69,10 @@ class SloTargets(Config):
     @classmethod
     def _at_a_statistic(cls, limit: Any) -> Any:
         if isinstance(limit, int | float):
-            raise ValueError(f"a limit needs the statistic that must meet it: {{p99: {limit:g}}}, {{mean: {limit:g}}}")
+            raise ValueError(
+                f"a limit needs the statistic that must meet it: {{p99: {limit:g}}}, {{mean: {limit:g}}}; "
+                "a limit that each request must meet is one of `slo.goodput`"
+            )
         return limit
 
     @model_validator(mode="after")
