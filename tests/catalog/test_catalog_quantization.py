@@ -71,6 +71,9 @@ def test_a_name_says_how_the_checkpoint_is_quantised(name: str, called: str, sch
         ("llama-3-8b", "nvfp4", "nvfp4"),
         ("llama-3-8b", "fp8", "fp8"),
         ("gpt-oss-20b", "fp4", "mxfp4"),
+        ("llama-3.1-405b", "fp8", "fp8"),  # NVIDIA's, as training in FP8; Meta's has a scheme of its own.
+        ("llama-3.1-405b", "fp8_mlp", "fp8_mlp"),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", "fp8", "fp8_mlp"),
     ],
 )
 def test_dtype_means_the_published_checkpoint_where_there_is_one(name: str, dtype: str, scheme: str) -> None:

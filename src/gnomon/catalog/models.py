@@ -20,12 +20,13 @@ class Model(ModelShape):
         """The number formats that `dtype` means for this model.
 
         auto: the checkpoint's own. A number format (fp8) or scheme (nvfp4) means the checkpoint that is published in
-        it, where one is known, else the scheme of that name in `data/quantization.yaml`.
+        it, where one is known (of several that of the very name), else the scheme of that name in
+        `data/quantization.yaml`.
         """
         own = self.checkpoint
         if dtype in ("auto", own.name, own.dtype) or own.name.startswith(f"{dtype}_"):
             return own
-        for name in self.schemes:
+        for name in sorted(self.schemes, key=lambda one: one != dtype):
             if dtype in (name, scheme(name).dtype) or name.startswith(f"{dtype}_"):
                 return scheme(name)
         wanted = scheme(dtype)
