@@ -676,9 +676,7 @@ def test_shares_of_few_requests_with_adapters(counts: list[int], figures: tuple[
 
 def test_the_worker_that_is_free_first_takes_the_next() -> None:
     cluster = arrays(1, replicas=1)
-    front = open_front_end(
-        FrontEndConfig(per_request_s=1.0, per_prompt_token_s=0.1, workers=2), cluster, 1, in_order=False
-    )
+    front = open_front_end(FrontEndConfig(per_request_s=1.0, per_prompt_token_s=0.1, workers=2), cluster, 1)
     assert is_before_router(front) and is_before_router(np.array([0.0, 1e-4, 0.0, 0.0]))
     assert not is_before_router(np.zeros(4)) and not is_before_router(np.array([1.0, 1.0, 1.0, 0.0]))
     sent = [(0.0, 20), (0.0, 0), (0.5, 0), (0.5, 10), (9.0, 0)]
@@ -687,7 +685,7 @@ def test_the_worker_that_is_free_first_takes_the_next() -> None:
 
 def test_front_ends_of_replicas_do_not_share_workers() -> None:
     cluster = arrays(1, replicas=3)
-    front = open_front_end(FrontEndConfig(per_request_s=1.0, workers=2, per_replica=True), cluster, 3, in_order=False)
+    front = open_front_end(FrontEndConfig(per_request_s=1.0, workers=2, per_replica=True), cluster, 3)
     passed = [leaves_replica_front_end(front, group, 0.0, 0) for group in (1, 1, 1, 2, 0, 1)]
     assert passed == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     forget_front_end(front, 1)

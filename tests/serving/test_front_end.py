@@ -40,7 +40,23 @@ def test_a_burst_is_tokenised_one_after_another():
 
 def test_more_workers_take_in_more_at_once():
     done, _ = times({"per_request_s": 0.1, "workers": 2})
-    assert done.cluster.requests.scheduled_s[:2] == pytest.approx([0.1, 0.1])
+    q = done.cluster.requests
+    assert q.front_s == pytest.approx([0.1, 0.1, 0.2, 0.1]) and q.scheduled_s[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("places", [{"workers": 2}, {"num_replicas": 2}])
+@pytest.mark.parametrize("router", ["round_robin", "least_outstanding"])
+def test_a_short_prompt_overtakes_a_long_one_that_is_known_ahead(places: dict, router: str):
+    """A millisecond a token: the first is tokenised until 1 s, the others one after another by the second worker, as
+    those of a load with calls of agents are."""
+    slow = {"per_prompt_token_s": 1e-3, "workers": places.get("workers", 1)}
+    setup = {"num_replicas": places.get("num_replicas", 1), "router": router}
+    done, _ = times(slow, (0.0, 0.1, 0.1, 0.2), (1000, 200, 100, 50), **setup)
+    q = done.cluster.requests
+    assert q.arrival_s + q.front_s == pytest.approx([1.0, 0.3, 0.4, 0.45])
+    assert np.argsort(q.scheduled_s).tolist() == [1, 2, 3, 0]
+    more = calls(slow, [0.0, 0.1, 0.1, 0.2, np.inf], [-1, -1, -1, -1, 0], [0.0] * 5, [1000, 200, 100, 50, 10], **setup)
+    assert more.front_s[:4].tolist() == q.front_s.tolist()
 
 
 def test_each_replica_takes_in_its_own_requests_behind_the_router():
@@ -53,7 +69,7 @@ def test_each_replica_takes_in_its_own_requests_behind_the_router():
     assert q.front_s == pytest.approx([0.2, 0.15, 0.2 + 0.11, 0.11])
     assert q.scheduled_s[:2] == pytest.approx([0.2, 0.15]) and q.scheduled_s[3] == pytest.approx(5.11)
     shared, _ = times({"per_request_s": 0.1, "per_prompt_token_s": 1e-3}, **two)
-    assert shared.cluster.requests.front_s == pytest.approx([0.2, 0.2, 0.26, 0.11]), "in order"
+    assert shared.cluster.requests.front_s == pytest.approx([0.2, 0.15, 0.26, 0.11]), "whoever is done"
     assert (done.cluster.replicas.num_coming == 0).all()
 
 
@@ -138,11 +154,14 @@ def test_a_chunk_of_a_prompt_gives_no_message():
     assert q.first_reply_s[0] == pytest.approx(1.0)
 
 
-def calls(front_end: dict, arrival_s: list[float], parent: list[int], think_s: list[float], **changes):
+def calls(
+    front_end: dict, arrival_s: list[float], parent: list[int], think_s: list[float], prompt: list | None = None,
+    **changes,
+):  # fmt: skip
     """Calls of ten prompt tokens and one of output; call i waits for `parent[i]` (-1: for none), then for its tool."""
     count = len(arrival_s)
     made = replace(
-        requests_of(arrival_s, [10] * count, [1] * count),
+        requests_of(arrival_s, prompt or [10] * count, [1] * count),
         parent_offsets=np.concatenate(([0], np.cumsum(np.array(parent) >= 0))),
         parents=np.array([one for one in parent if one >= 0]),
         think_s=np.array(think_s),

@@ -221,8 +221,8 @@ def _serve(fleet: Fleet, engine: Engine, env: Environment, log: Log, last: int) 
                 schedule(calendar, now + latency_s(cluster, env.tiers, link), KV_LOADED, request_id)
         elif event_s <= arrival_s:
             _handle_event(fleet, engine, env, log)
-        elif book.end_open < cluster.requests.size and is_before_router(env.front):
-            enter_front_end(cluster, env, book.num_sent, now)  # Those that others set off come between.
+        elif is_before_router(env.front):
+            enter_front_end(cluster, env, book.num_sent, now)
             book.num_sent += 1
         else:
             _handle_arrivals(fleet, engine, env, log)

@@ -2,7 +2,8 @@
 them.
 
 A request is parsed and tokenised before the scheduler knows of it, one after another (per worker): of a burst, the last
-prompt waits for all others. Tokens are detokenised and sent in messages, also one after another.
+prompt waits for all others. With several workers a short prompt overtakes a long one. Tokens are detokenised and sent
+in messages, also one after another.
 
 One front end stands before the router, as in one server with several ranks, or each replica has its own behind the
 router, as servers behind a load balancer do. Then a router chooses while the requests it has sent are still tokenised.
@@ -10,12 +11,12 @@ router, as servers behind a load balancer do. Then a router chooses while the re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.jit import inlined, jit
+from gnomon.jit import inlined
 from gnomon.serving.engine.state import Cluster
 
 if TYPE_CHECKING:
@@ -62,19 +63,8 @@ def _pass(front: Floats, first: int, last: int, sent_s: float, prompt_tokens: in
     return front[worker]
 
 
-@jit
-def _arrivals(front: Floats, sent_s: Floats, prompt_tokens: Any) -> Floats:
-    arrival_s = np.empty(sent_s.size)
-    latest = 0.0
-    for i in range(sent_s.size):
-        latest = max(latest, leaves_front_end(front, sent_s[i], prompt_tokens[i]))
-        arrival_s[i] = latest
-    return arrival_s
-
-
-def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int, *, in_order: bool) -> Floats:
-    """A front end with so many replicas behind it, idle. Where all requests are known ahead, in order of time, they
-    pass through at once; where some are sent when others end, each passes when it is sent."""
+def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) -> Floats:
+    """A front end with so many replicas behind it, idle."""
     places = cluster.replicas.size if config.per_replica else num_replicas
     front = np.zeros(_WORKERS + config.workers * places)
     front[:_PER_REPLICA] = config.per_request_s, config.per_prompt_token_s
@@ -83,11 +73,6 @@ def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int, 
     cluster.replicas.reply_s = cluster.replicas.base_reply_s = config.reply_s
     cluster.replicas.message_s = config.per_message_s
     cluster.replicas.stream_interval = config.stream_interval
-    if in_order and is_before_router(front):
-        requests = cluster.requests
-        sent_s = np.ascontiguousarray(requests.arrival_s)
-        requests.arrival_s = _arrivals(front, sent_s, np.ascontiguousarray(requests.prompt_tokens))
-        requests.front_s = requests.arrival_s - sent_s
     return front
 
 

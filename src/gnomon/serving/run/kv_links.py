@@ -74,7 +74,7 @@ def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int
         events += (2 if scenario.has_roles else 1) * total + 2
     if len(requests.parents) or len(requests.adapter):
         events += total
-    if scenario.front_end.per_replica:
+    if scenario.front_end.per_request_s or scenario.front_end.per_prompt_token_s:
         events += total
     if scenario.tool_cache.is_used:
         events += 3 * total  # A call's KV is let go at its time or when the next one has arrived, and expires.

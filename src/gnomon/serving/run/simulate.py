@@ -205,8 +205,7 @@ def open_cluster(
     to_decode, to_decide = (decode_spec, decide) if scenario.has_roles else (None, None)
     engine = engine_of(policies_of(pools), compiled, gate.name, to_decode, to_decide, beside)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(pools))
-    is_known = not (requests.concurrency or len(requests.parents)) and bool(np.isfinite(requests.arrival_s).all())
-    front = open_front_end(scenario.front_end, cluster, sum(pool.num_replicas for pool in pools), in_order=is_known)
+    front = open_front_end(scenario.front_end, cluster, sum(pool.num_replicas for pool in pools))
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
     tell = None if on_progress is None else (lambda: on_progress(int(calendar.book[0].num_sent), total))
@@ -215,7 +214,7 @@ def open_cluster(
     transfers = open_pools(scenario, model, pools, cluster, calendar, total)
     env = Environment(
         calendar,
-        np.zeros(0) if is_known else requests.think_s,
+        requests.think_s,
         front,
         transfers,
         _router_inputs(scenario, decode, decode_spec, requests, cluster, replicas_that(pools, "decode"))
