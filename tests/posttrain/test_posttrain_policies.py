@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,10 @@ def test_utilization_acts_only_on_engines_that_stay_little_used() -> None:
     policy = make_policy("utilization", {"window": 3, "u_low": 0.3})
     slow_training = {"rates": Rates(rollout_groups_s=9.0, inference_groups_s=20.0, train_groups_s_per_gpu=0.05)}
     for recent, acts in (((0.1, 0.1, 0.1), True), ((0.1, 0.5, 0.1), False), ((0.1,), False)):
-        instances = tuple(one.model_copy(update={"kv_recent": recent}) for one in snapshot().instances)
+        instances = tuple(replace(one, kv_recent=recent) for one in snapshot().instances)
         assert (policy.decide(snapshot(instances=instances, **slow_training)) != []) is acts
     busy_actor = Rates(rollout_groups_s=0.1, inference_groups_s=20.0, train_groups_s_per_gpu=0.05)
-    low = tuple(one.model_copy(update={"kv_recent": (0.1,) * 3}) for one in snapshot().instances)
+    low = tuple(replace(one, kv_recent=(0.1,) * 3) for one in snapshot().instances)
     assert policy.decide(snapshot(instances=low, rates=busy_actor)) == []  # Rollout is the slowest: nothing to gain.
 
 

@@ -1,5 +1,6 @@
 """What a policy sees and what it answers: plain data that goes through JSON, for simulated and live clusters alike."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -10,8 +11,9 @@ Point = Literal["start", "check", "boundary", "waited", "stalled"]
 ComponentName = Literal["actor", "rollout", "inference"]
 
 
-class Instance(Config):
-    """One rollout engine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One rollout engine. There are many at every look, so they are made without being checked."""
 
     id: int
     gpus: tuple[int, ...]
@@ -23,7 +25,8 @@ class Instance(Config):
     """Share of its KV blocks in use at the last checks, newest last."""
 
 
-class Rates(Config):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
     """What the stages do and what is left, as far as a live system can know: from averages, not from the future."""
 
     rollout_groups_s: float

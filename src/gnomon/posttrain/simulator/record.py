@@ -25,7 +25,7 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Work:
     """One thing done: a mini-batch of the actor, or a stretch of log-probabilities on one copy."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.jit import bound, function_arguments
+from gnomon.jit import bound
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.serving.engine.cluster import advance_all
 from gnomon.serving.engine.context import Fleet, open_to_all
@@ -69,7 +69,8 @@ class Rollouts:
         self._log: Log = new_log(_LOG_ROWS_EACH * pool.num_ranks * config.rollout.pipeline_parallel, _LOG_GAPS)
         self._ranks = config.rollout.data_parallel
         self.instance_of = np.full(len(sequences), -1, np.int64)
-        self._requests, self._replicas = cluster.requests, cluster.replicas
+        self._requests = cluster.requests.view(np.ndarray)
+        self._replicas = cluster.replicas.view(np.ndarray)
         state = (self._fleet, self._engine, self._log)
         self._advance = bound(advance_all, *state, 0.0)
         self._submit = bound(submit, *state, self.instance_of, self.instance_of, 0.0)
@@ -87,7 +88,7 @@ class Rollouts:
         """The data-parallel rank of its instance that each sequence goes to: the one with the fewest."""
         ranks = instances * self._ranks
         if self._ranks > 1:
-            load = self._replicas.num_outstanding.copy()
+            load = self._replicas["num_outstanding"].copy()
             for i, first in enumerate(ranks.tolist()):
                 ranks[i] += load[first : first + self._ranks].argmin()
                 load[ranks[i]] += 1
@@ -99,28 +100,27 @@ class Rollouts:
 
     def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
         """Empty an instance at its next batch boundary: its unfinished sequences, and when that is."""
-        with function_arguments():
-            ids, stop = withdraw(self._fleet, self._engine, self._log, instance * self._ranks, now)
+        ids, stop = withdraw(self._fleet, self._engine, self._log, instance * self._ranks, now)
         if self._moves_kv:
             started = ids[Rollouts.generated(self, ids) > 0]
             # All KV but that of the newest token comes along.
-            self._requests.processed[started] = self._requests.prefill_tokens[started] - 1
+            self._requests["processed"][started] = self._requests["prefill_tokens"][started] - 1
         self.instance_of[ids] = -1
         return ids, stop
 
     @property
     def finished_s(self) -> Floats:
         """When each sequence was complete; inf where it is not yet."""
-        return np.where(self._requests.status == FINISHED, self._requests.finished_s, np.inf)
+        return np.where(self._requests["status"] == FINISHED, self._requests["finished_s"], np.inf)
 
     @property
     def num_finished(self) -> int:
         """Sequences that are complete."""
-        return int(self._replicas.num_finished.sum())
+        return int(self._replicas["num_finished"].sum())
 
     def generated(self, ids: Ints) -> Ints:
         """Tokens produced for withdrawn sequences, in this step and before."""
-        return np.asarray(self._requests.prefill_tokens[ids] - self._requests.prompt_tokens[ids])
+        return np.asarray(self._requests["prefill_tokens"][ids] - self._requests["prompt_tokens"][ids])
 
     @property
     def seats(self) -> Ints:
@@ -130,39 +130,39 @@ class Rollouts:
     @property
     def unfinished(self) -> Ints:
         """Sequences that each instance runs or has waiting."""
-        return np.asarray(self._replicas.num_outstanding.reshape(-1, self._ranks).sum(axis=1))
+        return np.asarray(self._replicas["num_outstanding"].reshape(-1, self._ranks).sum(axis=1))
 
     @property
     def kv_use(self) -> Floats:
         """Share of each instance's KV blocks in use."""
         return np.asarray(
-            1.0 - (self._replicas.free_blocks / self._replicas.num_blocks).reshape(-1, self._ranks).mean(axis=1)
+            1.0 - (self._replicas["free_blocks"] / self._replicas["num_blocks"]).reshape(-1, self._ranks).mean(axis=1)
         )
 
     @property
     def next_event_s(self) -> float:
         """The next end of a batch anywhere; inf when nothing runs."""
-        return float(self._replicas.next_end_s.min())
+        return float(self._replicas["next_end_s"].min())
 
     @property
     def busy_s(self) -> Floats:
         """Seconds in which each instance computed; its ranks step together."""
-        return np.asarray(self._replicas.busy_s.reshape(-1, self._ranks).max(axis=1))
+        return np.asarray(self._replicas["busy_s"].reshape(-1, self._ranks).max(axis=1))
 
     @property
     def tokens_computed(self) -> int:
         """Tokens of all batches: prompts, prefilled again or not, and responses."""
-        return int(self._replicas.tokens_computed.sum())
+        return int(self._replicas["tokens_computed"].sum())
 
     @property
     def num_rejected(self) -> int:
         """Sequences that never fit; the configuration's check excludes them."""
-        return int((self._requests.status == REJECTED).sum())
+        return int((self._requests["status"] == REJECTED).sum())
 
     @property
     def num_preemptions(self) -> int:
         """For want of KV blocks."""
-        return int(self._replicas.num_preemptions.sum())
+        return int(self._replicas["num_preemptions"].sum())
 
 
 def longest(config: Posttrain) -> int:

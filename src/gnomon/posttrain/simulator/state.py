@@ -53,7 +53,7 @@ class StepState:
         self.started_s = self.generated_s = 0.0
         self.is_generated = np.zeros(0, bool)
         self.num_collected = -1
-        self.kv_recent: list[list[float]] = [[] for _ in range(config.cluster.num_gpus)]
+        self.kv_recent: list[tuple[float, ...]] = [()] * config.cluster.num_gpus
         # Training.
         self.ready: list[tuple[float, int]] = []
         self.trained: list[Ints] = []
@@ -98,7 +98,7 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
     owners = allocation.owners
     instances = _instances(step)
     generated = int(step.is_generated.sum())
-    return Snapshot(
+    return Snapshot.model_construct(  # Many are made, and right as they are.
         **step.settings,
         point=point,
         time_s=step.now,
@@ -126,15 +126,9 @@ def _instances(step: StepState) -> tuple[Instance, ...]:
     held, rollouts = step.allocation.instances, step.allocation.rollouts
     if rollouts is None:
         return tuple(Instance(id=one, gpus=held[one], unfinished=0, kv_use=0.0) for one in sorted(held))
-    unfinished, use = rollouts.unfinished, rollouts.kv_use
-    return tuple(  # Many at every look, and right as they are.
-        Instance.model_construct(
-            id=one,
-            gpus=held[one],
-            unfinished=int(unfinished[one]),
-            kv_use=float(use[one]),
-            kv_recent=tuple(step.kv_recent[one]),
-        )
+    unfinished, use, recent = rollouts.unfinished.tolist(), rollouts.kv_use.tolist(), step.kv_recent
+    return tuple(
+        Instance(id=one, gpus=held[one], unfinished=unfinished[one], kv_use=use[one], kv_recent=recent[one])
         for one in sorted(held)
     )
 

@@ -227,9 +227,9 @@ class Step(StepState):
         self._ask("waited")
 
     def _check(self) -> None:
-        use = self.rollouts.kv_use
+        use = self.rollouts.kv_use.round(4).tolist()
         for one in self.allocation.instances:
-            self.kv_recent[one] = [*self.kv_recent[one][1 - KV_HISTORY :], round(float(use[one]), 4)]
+            self.kv_recent[one] = (*self.kv_recent[one][1 - KV_HISTORY :], use[one])
         if self.policy.spec.checks != "never":
             self._ask("check")
 

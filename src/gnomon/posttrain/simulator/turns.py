@@ -123,7 +123,7 @@ class TurnRollouts(Rollouts):
             request = one * self._most + int(self._turn[one])
             if self._environment.keep_kv:
                 kept = int(self._each.prompt[request]) - self._environment.tool_tokens - 1
-                self._requests.processed[request] = max(0, kept)
+                self._requests["processed"][request] = max(0, kept)
             if self._seat[one] >= 0:  # Else it is on its way between two instances, and is submitted there.
                 self._is_live[one] = True
                 super().submit(np.array([request]), self._seat[[one]], now)

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import borrow, jit
+from gnomon.jit import borrow, bound, jit
 from gnomon.serving.engine.allocation import renew, settle
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
@@ -47,7 +47,8 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> 
     stop, last = now, first + int(leader.group_size)
     if cluster.replicas.num_in_flight[first:last].any():
         stop = float(leader.next_end_s)
-        advance_one(fleet, engine, log, first, math.nextafter(stop, math.inf))
+        given = (fleet, engine, log, first, math.nextafter(stop, math.inf))
+        bound(advance_one, *given)(*given)
     requests = cluster.requests
     for r in range(first, last):
         settle(cluster, r)
