@@ -85,14 +85,14 @@ class Planned:
             "samples/s": self.samples_s,
             "dollars/1,000 steps": self.dollars,
             "lag": self.record.staleness,
-            "MFU %": 100 * self.record.mfu,
+            "MFU": f"{self.record.mfu:.1%}",
             "limit": self.limit,
         }
 
 
 def _degrees(actor: ActorConfig) -> list[str]:
     named = {"TP": actor.tensor_parallel, "PP": actor.pipeline_parallel, "EP": actor.expert_parallel}
-    return [f"{name} {degree}" for name, degree in named.items() if degree > 1 or name != "EP"]
+    return [f"{name} {degree}" for name, degree in named.items() if degree > 1 or name == "TP"]
 
 
 def plan(
@@ -196,4 +196,6 @@ def reasons(plans: list[Planned]) -> list[str]:
             f"{mode} takes {one.step_s / best.step_s:.2f} times as long at its best ({one.step_s:.1f} s), limited by"
             f" {one.limit}."
         )
+    if {best.mode, *others} == {"colocated"}:
+        words.append("No plan is side by side: on a part of the GPUs no copy of the actor fits, or none of rollout.")
     return words
