@@ -24,8 +24,7 @@ from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.arrays import Floats
-from gnomon.timing.estimators.grid import Grid
-from gnomon.timing.estimators.holes import filled
+from gnomon.timing.estimators.grid import Grid, filled
 from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import Decode, Gemm, Kind, Operator, Prefill, mixed_attention, stage_operators
 from gnomon.timing.sources import silicon

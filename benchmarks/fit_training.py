@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.training import TrainConfig, TrainStep, constants, train_step
-from gnomon.verify.training_rows import Row, read_rows
+from gnomon.verify.training import Row, read_rows
 
 PRIOR = {"fp8": 0.88, "mxfp8": 0.78, "nvfp4": 0.52, "attention": 1.2, "layer_s": 2e-4, "fsdp_s": 1.3e-3,
          "beside_rate": 0.6, "beside_impact": 0.2, "tensor_impact": 0.1, "experts": 0.7, "permutation": 0.6,

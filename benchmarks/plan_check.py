@@ -16,7 +16,7 @@ from gnomon.core.errors import GnomonError
 from gnomon.core.parallel import shared_workers
 from gnomon.training import TrainConfig, TrainStep, train_step
 from gnomon.training.plan import bounded, candidates, fastest
-from gnomon.verify.training_rows import read_rows
+from gnomon.verify.training import read_rows
 
 ASKED = ("model", "device", "gpus", "batch", "sequence", "precision", "gradients", "lora_rank", "framework", "release",
          "expert_capacity", "attention_kernel", "compile", "head_chunk")  # fmt: skip

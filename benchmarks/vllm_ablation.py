@@ -16,8 +16,7 @@ from gnomon.catalog.nodes import default_node
 from gnomon.cli.printing import print_rows
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.verify.vllm import device_of, errors_of, scenario_of
-from gnomon.verify.vllm_recording import read_recording
+from gnomon.verify.vllm import device_of, errors_of, read_recording, scenario_of
 
 STEPS = ("kernels alone", "+ collectives", "+ prefix cache", "+ padding to CUDA graphs", "+ skewed KV lengths")
 

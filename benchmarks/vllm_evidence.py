@@ -21,8 +21,7 @@ import numpy as np
 from gnomon.cli.printing import print_rows
 from gnomon.core.arrays import Floats
 from gnomon.timing.lookup import Shape, stage_s
-from gnomon.verify.vllm import Comparison, compare
-from gnomon.verify.vllm_recording import Recording
+from gnomon.verify.vllm import Comparison, Recording, compare
 
 SEQUENCES = (0, 8, 17, 25, 33, 50, 70, 105, 127, 1024)
 STEADY = 8

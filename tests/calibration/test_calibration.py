@@ -13,8 +13,7 @@ from calibration_kit import TABLE, TRUTH, recorded, recorded_folder, recorded_lo
 from gnomon import simulate
 from gnomon.api.serving import scenario
 from gnomon.calibration import drift, naming, request_fit
-from gnomon.calibration.calibrate import calibrate
-from gnomon.calibration.from_steps import StepLogs
+from gnomon.calibration.calibrate import StepLogs, calibrate
 from gnomon.calibration.gap import explain
 from gnomon.calibration.kernels import Kernels, kernels_of
 from gnomon.calibration.logs import Log, Stamps, Steps, load_of

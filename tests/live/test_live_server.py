@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from gnomon.api.serving import serve
-from gnomon.calibration.prometheus import counters, is_scrape
+from gnomon.calibration.read import counters, is_scrape
 from gnomon.core.errors import ConfigError
 from gnomon.live.cluster import Room, block_hashes
 from gnomon.live.protocol import FromFile, Pieces, answer, chat_text, up_to_stop

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 from gnomon.measure.profiling import bundle, grid, quality  # noqa: E402
 from gnomon.measure.profiling.__main__ import finish, main  # noqa: E402
-from gnomon.measure.profiling.attention import AttentionBatch  # noqa: E402
 from gnomon.measure.profiling.pool import Pool  # noqa: E402
 from gnomon.measure.profiling.session import (  # noqa: E402
+    AttentionBatch,
     Limits,
     Progress,
     Session,

@@ -15,7 +15,7 @@ import pytest
 
 from gnomon.convert import convert
 from gnomon.verify.vidur import compare, read_run
-from gnomon.verify.vllm_recording import read_recording
+from gnomon.verify.vllm import read_recording
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recorders"
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from gnomon import catalog, timing
-from gnomon.catalog.generation import generation_config
 from gnomon.core.config import load
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import engine
 from gnomon.serving.scenario.pools import resolve
-from gnomon.serving.scenario.sampling import era_of
+from gnomon.serving.scenario.sampling import era_of, generation_config
 from gnomon.timing.host import HostConfig
 from gnomon.timing.lookup import Shape, host_times
 from gnomon.timing.operators import SamplerConfig, Sampling

@@ -13,10 +13,18 @@ from gnomon import catalog
 from gnomon.core.user_files import plain
 from gnomon.timing import TimingConfig, iteration_tables
 from gnomon.timing.baking import Baked
-from gnomon.timing.estimators.grid import Grid
-from gnomon.timing.estimators.holes import _roughness, filled
+from gnomon.timing.estimators.grid import Grid, _roughness, filled
 from gnomon.timing.host import HostConfig, HostPhase
-from gnomon.timing.iteration import SKEW_BINS, IterationTables, blank, geometric_axis, scaled, stack
+from gnomon.timing.iteration import (
+    SKEW_BINS,
+    IterationTables,
+    blank,
+    draft_head,
+    geometric_axis,
+    scaled,
+    stack,
+    with_draft,
+)
 from gnomon.timing.lookup import (
     Shape,
     _cell,
@@ -29,7 +37,6 @@ from gnomon.timing.lookup import (
     with_host_s,
 )
 from gnomon.timing.source_registry import traits_of
-from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.timing.timer import Timer
 
 AXIS = geometric_axis(8.0)

@@ -17,7 +17,6 @@ from gnomon.catalog.quantization import weight_format
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig, captured_sizes
-from gnomon.timing.estimators import bounds
 from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import (
     Communication,
@@ -33,6 +32,7 @@ from gnomon.timing.operators import (
     stage_operators,
 )
 from gnomon.timing.sources import ANY
+from gnomon.timing.sources.profile import measured as profile
 from gnomon.timing.sources.profile import native
 from gnomon.timing.sources.profile.csvfile import read_csv
 from gnomon.timing.sources.profile.measured import Measured
@@ -342,9 +342,9 @@ def test_skew_by_eighths_of_what_the_mean_lacks() -> None:
 def test_amounts_of_work_that_measurements_are_priced_by() -> None:
     """A chunk of 4 behind 10 tokens: 4 x (10 + 2) pairs, 14 tokens of KV; 3 decodes that read 7 each: 21, and 3."""
     prefill, decode = np.array([[4.0, 10.0]]), np.array([[3.0, 7.0]])
-    assert bounds._prefill(prefill).tolist() == [[1, 48, 14]]
-    assert bounds._decode(decode).tolist() == [[1, 21, 3]]
-    assert bounds._mixed(np.hstack([prefill, decode])).tolist() == [[1, 48, 14, 21, 3]]
+    assert profile._prefill(prefill).tolist() == [[1, 48, 14]]
+    assert profile._decode(decode).tolist() == [[1, 21, 3]]
+    assert profile._mixed(np.hstack([prefill, decode])).tolist() == [[1, 48, 14, 21, 3]]
 
 
 def test_measurements_of_one_shape_are_joined() -> None:

@@ -13,10 +13,9 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing import Baked, Batch, Context, Known, Timer, TimingConfig, breakdown, iteration_tables, timing_source
 from gnomon.timing import sources as sources
-from gnomon.timing.iteration import stack
+from gnomon.timing.iteration import stack, with_draft
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.operators import Operator, num_kernels, stage_operators
-from gnomon.timing.speculative import with_draft
 
 SIZES = {"max_tokens": 4096, "max_sequences": 128, "max_kv_tokens": 8192}
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError, MissingExtraError, UnknownNameError
 from gnomon.timing.estimators import ESTIMATORS
-from gnomon.timing.estimators.bounds import Fixed, Priced, bound_for
-from gnomon.timing.estimators.grid import Grid
-from gnomon.timing.estimators.holes import filled
+from gnomon.timing.estimators.grid import Grid, filled
 from gnomon.timing.estimators.validation import a_fifth, held_out_errors, shuffled, unshuffled
 from gnomon.timing.operators import Decode, Elementwise
+from gnomon.timing.sources.profile.measured import Fixed, Priced, bound_for
 
 
 def kernel(x: Floats) -> Floats:

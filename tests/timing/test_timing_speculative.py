@@ -11,9 +11,8 @@ from gnomon.core.config import build
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pools import resolve
 from gnomon.timing import Context, Timer, TimingConfig, iteration_tables
-from gnomon.timing.iteration import IterationTables
+from gnomon.timing.iteration import IterationTables, with_draft
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
-from gnomon.timing.speculative import with_draft
 
 
 def tables(name: str, device: str = "h100", **degrees: int) -> IterationTables:

@@ -13,7 +13,7 @@ from gnomon.core.parallel import shared_workers
 from gnomon.training.config import TrainConfig
 from gnomon.training.plan import bounded, candidates, fastest, job, plan
 from gnomon.training.step import least_s, train_step
-from gnomon.verify.training_rows import read_rows
+from gnomon.verify.training import read_rows
 
 ASKED = TrainConfig(model="llama-3-8b", device="h100", gpus=8, batch=16, sequence=8192, context_parallel=1)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.core.errors import DataError
-from gnomon.verify.training import Figure, Scored, _order, figures, score
-from gnomon.verify.training_rows import Row, read_rows
+from gnomon.verify.training import Figure, Row, Scored, _order, figures, read_rows, score
 
 BRIDGE = """## 25.09 NeMo Container
 

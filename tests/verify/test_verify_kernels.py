@@ -11,8 +11,7 @@ import pytest
 from gnomon.api.verify import verify
 from gnomon.core.errors import DataError
 from gnomon.timing.sources.silicon import tables
-from gnomon.verify.kernel_tables import tables_of
-from gnomon.verify.kernels import every_fifth
+from gnomon.verify.kernels import every_fifth, tables_of
 
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 

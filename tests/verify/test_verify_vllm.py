@@ -13,8 +13,7 @@ import pytest
 from gnomon import catalog
 from gnomon.calibration.replay import Latencies
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.verify.vllm import Comparison, compare, device_of, scenario_of, write_page
-from gnomon.verify.vllm_recording import read_recording, shared_prefixes
+from gnomon.verify.vllm import Comparison, compare, device_of, read_recording, scenario_of, shared_prefixes, write_page
 
 META: dict[str, Any] = {
     "model": "meta-llama/Llama-3.1-8B",

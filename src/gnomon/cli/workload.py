@@ -70,7 +70,12 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
     print_lines([_title(chosen.workload), _sentence(summary)])
     print_rows(summary["percentiles"], right=list(summary["percentiles"][0])[1:] if summary["percentiles"] else [])
     for name, bins in histograms.items():
-        _print_histogram(name, bins)
+        click.echo(f"\n{name}")
+        most = max((count for _, _, count in bins), default=1)
+        total = sum(count for _, _, count in bins)
+        for low, high, count in bins:
+            bar = "█" * round(50 * count / most)
+            click.echo(f"{low:>9.4g} – {high:<9.4g} {count / total:6.1%} {bar}")
     if summary["prefix_hits_by_cache"]:
         click.echo("\nprompt tokens found in a prefix cache of so many tokens")
         for row in summary["prefix_hits_by_cache"]:
@@ -233,12 +238,3 @@ def _sentence(summary: dict[str, Any]) -> str:
     if summary["reusable_prefix_share"]:
         parts.append(f"{summary['reusable_prefix_share']:.1%} of prompt tokens were sent before")
     return "; ".join(parts) + "."
-
-
-def _print_histogram(name: str, bins: list[tuple[float, float, int]], width: int = 50) -> None:
-    click.echo(f"\n{name}")
-    most = max((count for _, _, count in bins), default=1)
-    total = sum(count for _, _, count in bins)
-    for low, high, count in bins:
-        bar = "█" * round(width * count / most)
-        click.echo(f"{low:>9.4g} – {high:<9.4g} {count / total:6.1%} {bar}")

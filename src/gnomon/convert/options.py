@@ -135,7 +135,7 @@ _GOES_ON = re.compile(r"[\\`^][ \t]*(#[^\n]*)?\r?\n")
 def read_command_line(command: str, known: OptionMap) -> Given:
     """Every option of `command` with its value: True or False for flags, a list where several values follow."""
     words = _after_entry(_split(command), known)
-    names = _spellings(known)
+    names = {alias: name for name, option in known.all_options().items() for alias in option.aliases}
     given: Given = []
     while words:
         word = words.pop(0)
@@ -182,11 +182,6 @@ def _after_entry(words: list[str], known: OptionMap) -> list[str]:
 
 def _is_option(word: str) -> bool:
     return word.startswith("-") and not re.fullmatch(r"-?\.?\d.*|-", word)
-
-
-def _spellings(known: OptionMap) -> dict[str, str]:
-    """Short spellings by what they stand for."""
-    return {alias: name for name, option in known.all_options().items() for alias in option.aliases}
 
 
 def _name(spelled: str, aliases: dict[str, str]) -> tuple[str, bool]:

@@ -55,7 +55,11 @@ def folder_written_whole(folder: str | Path, ours: tuple[str, ...]) -> Iterator[
             if not folder.exists():
                 temporary.rename(folder)
             elif temporary.parent == folder or not _exchanged(temporary, folder):
-                _moved(temporary, folder, before)
+                # File by file, after what was there before has gone.
+                for one in before:
+                    shutil.rmtree(one) if one.is_dir() else one.unlink()
+                for one in sorted(temporary.iterdir()):
+                    one.rename(folder / one.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -95,14 +99,6 @@ def _exchanged(new: Path, old: Path) -> bool:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return True
-
-
-def _moved(new: Path, folder: Path, before: list[Path]) -> None:
-    """File by file, after what was there before has gone."""
-    for one in before:
-        shutil.rmtree(one) if one.is_dir() else one.unlink()
-    for one in sorted(new.iterdir()):
-        one.rename(folder / one.name)
 
 
 def _umask() -> int:

@@ -269,20 +269,15 @@ class StepGraph:
     def _gradient_groups(self, rank: int, stage: int) -> tuple[list[int], list[range]]:
         """Micro-batches in the order their weight gradients are ready, and which of them sync together."""
         done = [part.microbatch for part in self.passes[rank][stage] if part.kind in "WB"]
-        cuts = self._told_cuts(rank, stage)
-        if not cuts:
-            every = self.costs.sync_freq or len(done)
-            cuts = list(range(every, len(done) + 1, every))
-            if len(done) % every:
-                cuts.append(len(done))
-        return done, [range(start, end) for start, end in pairwise([0, *cuts])]
-
-    def _told_cuts(self, rank: int, stage: int) -> list[int]:
-        """How many of a stage's weight gradients are ready at each of its REDUCE_GRAD actions."""
         cuts: list[int] = []
         ready = 0
         for action in self.schedule.ranks[rank] if rank in self.reducing else ():
             ready += sum(part.stage == stage and part.kind in "WB" for part in action.computes)
             if action.kind == "REDUCE_GRAD" and action.stage == stage and ready:
                 cuts.append(ready)
-        return cuts
+        if not cuts:
+            every = self.costs.sync_freq or len(done)
+            cuts = list(range(every, len(done) + 1, every))
+            if len(done) % every:
+                cuts.append(len(done))
+        return done, [range(start, end) for start, end in pairwise([0, *cuts])]

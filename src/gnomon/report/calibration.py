@@ -141,22 +141,19 @@ def gap_text(result: Any) -> list[Block]:
         out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
     out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
     if gap.first:
-        out.append(Line(first_words(gap.first)))
+        out.append(
+            Line(
+                f"First to differ: request {gap.first['request']}, sent at {gap.first['sent_s']:.2f} s: first token at "
+                f"{gap.first['recorded_first_token_s']:.3f} s, ours at {gap.first['simulated_first_token_s']:.3f} s "
+                f"({gap.first['waiting_before']} requests were waiting or in prefill)"
+            )
+        )
     if not gap.causes:
         return [*out, Line("No cause stands out: what differs is within 2 %.")]
     out.append(Line("Likely causes, the largest first:"))
     for number, one in enumerate(gap.causes, 1):
         out.append(Line(f"{number}. {one.name} ({one.weight:+z.1%}): {one.evidence}. {one.try_this}"))
     return out
-
-
-def first_words(first: dict[str, Any]) -> str:
-    """The first request that is off."""
-    return (
-        f"First to differ: request {first['request']}, sent at {first['sent_s']:.2f} s: first token at "
-        f"{first['recorded_first_token_s']:.3f} s, ours at {first['simulated_first_token_s']:.3f} s "
-        f"({first['waiting_before']} requests were waiting or in prefill)"
-    )
 
 
 def figure_rows(gap: Gap) -> list[dict[str, Any]]:

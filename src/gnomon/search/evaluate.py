@@ -156,7 +156,11 @@ def bound_of(task: Task) -> float | Record:
     search, candidate = task.search, task.candidate
     try:
         scenario = scenario_of(search, candidate)
-        _check_node(scenario)
+        # A space combines every GPU with every node; not every one can be bought.
+        if scenario.node is not None:
+            node, device = catalog.node(scenario.node), catalog.device(scenario.device)
+            if catalog.device(node.device).name != device.name:
+                raise ConfigError(f"{node.name} is a node of {node.device}: it has no {device.name}.", where="node")
         return _bound(search, scenario, sequence(search, scenario))
     except (DoesNotFitError, ConfigError) as error:
         return Record(candidate.label, dict(candidate.overrides), "impossible", str(error))
@@ -167,14 +171,6 @@ def _bound(search: SearchConfig, scenario: Scenario, requests: Requests) -> floa
     goodput, lets_all_in = search.slo.goodput, scenario.admission == AdmissionConfig()
     served = 1.0 if goodput is None or lets_all_in else goodput.share
     return rate_bound(scenario, requests) / served
-
-
-def _check_node(scenario: Scenario) -> None:
-    """A space combines every GPU with every node; not every one can be bought."""
-    if scenario.node is not None:
-        node, device = catalog.node(scenario.node), catalog.device(scenario.device)
-        if catalog.device(node.device).name != device.name:
-            raise ConfigError(f"{node.name} is a node of {node.device}: it has no {device.name}.", where="node")
 
 
 def evaluate(task: Task) -> Record:
@@ -193,7 +189,10 @@ def evaluate(task: Task) -> Record:
         needed = rate_for(search.objective, task.beat, cost)
         reason = _out_of_reach(prober, needed, bound, search, ranks)
         if reason is not None:
-            return _passed_over(candidate, reason, prober)
+            return Record(
+                candidate.label, dict(candidate.overrides), "passed over", reason, runs=prober.runs,
+                simulated=prober.simulated,
+            )  # fmt: skip
     found = find_capacity(prober, bound, search.effort, ranks)
     return _measured(search, candidate, scenario, found, prober)
 
@@ -273,12 +272,6 @@ def _out_of_reach(prober: Prober, needed: float, bound: float, search: SearchCon
         if not verdict.met:
             return f"fails at {needed * slack:.3g}/s: {verdict.worst}"
     return None
-
-
-def _passed_over(candidate: Candidate, reason: str, prober: Prober) -> Record:
-    return Record(
-        candidate.label, dict(candidate.overrides), "passed over", reason, runs=prober.runs, simulated=prober.simulated,
-    )  # fmt: skip
 
 
 def _measured(

@@ -107,7 +107,10 @@ def search_with(question: SearchConfig, file: ResultsFile, workers: Map, report:
     examiner = _Examiner(question, file, workers, report, len(space))
     records = examiner.all_of(space) if question.strategy == "exhaustive" else _smart(examiner, space)
     ranked = sorted((one for one in records if one.score is not None), key=_rank)
-    margins = _margins(examiner, ranked[: question.effort.num_intervals])
+    # Half-widths of the 95 % intervals of capacities, from several sequences of requests.
+    best = ranked[: question.effort.num_intervals]
+    asked = _repeats(examiner.question, best)
+    margins = _half_widths(examiner.question, best, examiner.estimates(capacity_with_seed, asked))
     others = [one for one in records if one.score is None]
     return Found(question, ranked, others, margins, (examiner.runs, examiner.simulated))
 
@@ -231,12 +234,6 @@ def _worth(question: SearchConfig, candidate: Candidate, rate: float) -> float:
     return rate / rate_for(objective, 1.0, price(scenario_of(question, candidate)))
 
 
-def _margins(examiner: _Examiner, best: list[Record]) -> dict[str, float]:
-    """Half-widths of the 95 % intervals of capacities, from several sequences of requests."""
-    asked = _repeats(examiner.question, best)
-    return _half_widths(examiner.question, best, examiner.estimates(capacity_with_seed, asked))
-
-
 def _repeats(question: SearchConfig, best: list[Record]) -> dict[str, Any]:
     """The best configurations on other sequences, by key; none where there is only one sequence."""
     if question.objective == "cost" or question.workload.trace is not None:
@@ -320,19 +317,15 @@ def winning_scenario(search: SearchConfig, record: Record) -> Scenario:
     load = {"rate": record.capacity_per_s}
     if search.workload.trace is None:
         load["num_requests"] = record.num_requests
-    return scenario.model_copy(
-        update={"workload": scenario.workload.model_copy(update=load), "slo": _per_request(search)}
-    )
-
-
-def _per_request(search: SearchConfig) -> SloConfig:
-    """The limits that a single request can meet or miss, so that the run counts who does."""
+    # The limits that a single request can meet or miss, so that the run counts who does.
     good = search.slo.goodput
     limits = {}
     for name in ("ttft_s", "tpot_s", "e2e_s"):
         given = getattr(good, name) if good is not None else next(iter(getattr(search.slo, name).values()), None)
         limits[name] = given
-    return SloConfig(**limits)
+    return scenario.model_copy(
+        update={"workload": scenario.workload.model_copy(update=load), "slo": SloConfig(**limits)}
+    )
 
 
 _NORMAL_95, _NORMAL_975 = 1.645, 1.960

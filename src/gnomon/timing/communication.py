@@ -9,7 +9,7 @@ import numpy as np
 from gnomon.catalog.nodes import Link, Node
 from gnomon.catalog.topology import Group, Layout
 from gnomon.core.arrays import Floats
-from gnomon.timing.operators import Collective, Communication
+from gnomon.timing.operators import Collective
 
 NCCL_S = 13e-6
 """Seconds of NCCL's small collectives inside a node, before and after the network (nccl-tests' tables in public
@@ -27,11 +27,6 @@ def collective_s(collective: Collective, num_bytes: Floats, group: Group, node: 
     if at.num_nodes == 1:
         return _ring_s(collective, num_bytes, at.per_node, at.inside)
     return _across_nodes_s(collective, num_bytes, at)
-
-
-def communication_s(work: Communication, num_bytes: Floats, node: Node) -> Floats:
-    """Seconds of an operator's collective."""
-    return collective_s(work.collective, num_bytes, work.group, node)
 
 
 def _ring_s(collective: Collective, num_bytes: Floats, num_ranks: int, link: Link) -> Floats:

@@ -132,7 +132,17 @@ class HostConfig(Config):
     ) -> Floats:
         """[stage, phase, column] of a pipeline. Every stage launches its own kernels; the engine's work around an
         iteration is done once, before the first."""
-        later = self._launching()
+        kept = {
+            "exposed_per_layer_s",
+            "exposed_per_collective_s",
+            "launch_s",
+            "launch_per_layer_s",
+            "launch_per_kernel_s",
+            "launch_in_graphs",
+        }
+        later = HostConfig.model_validate(
+            self.model_dump(include=dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept))
+        )
         each = zip(num_layers, num_kernels, num_collectives or [0] * len(num_layers), strict=True)
         return np.stack(
             [
@@ -154,16 +164,6 @@ class HostConfig(Config):
                 paces[round(begins) : round(ends)] = self.slow_factor
             is_slow = not is_slow
         return paces
-
-    def _launching(self) -> HostConfig:
-        """What the stages behind the first take of it."""
-        kept = {
-            "exposed_per_layer_s", "exposed_per_collective_s", "launch_s", "launch_per_layer_s", "launch_per_kernel_s",
-            "launch_in_graphs",
-        }  # fmt: skip
-        return HostConfig.model_validate(
-            self.model_dump(include=dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept))
-        )
 
 
 def _row(

@@ -96,7 +96,8 @@ class Timer:
             at_edge = _each_once(self.roofline, operator, inside, measured)
             there = self.roofline.seconds(operator, *sizes)
             seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
-            self._note_beyond(operator, sizes, measured)
+            if any(size.max() > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(sizes, measured, strict=True)):
+                self.beyond[operator.name] = _limits(operator, measured)
         return self.context.config.scale * seconds
 
     def _measured(self, operator: Operator) -> Range | None:
@@ -133,10 +134,6 @@ class Timer:
             return self.roofline.name
         describe = getattr(self.source, "provenance", None)  # A source of a user's own need not have it.
         return str(describe(operator)) if describe else self.source.name
-
-    def _note_beyond(self, operator: Operator, sizes: tuple[Floats, ...], measured: Range) -> None:
-        if any(size.max() > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(sizes, measured, strict=True)):
-            self.beyond[operator.name] = _limits(operator, measured)
 
     def notes(self) -> list[str]:
         """What a user should know about these times."""

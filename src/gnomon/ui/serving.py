@@ -84,11 +84,6 @@ Value = TypeVar("Value")
 _known: Kept[Any] = Kept(CURVES_KEPT)
 
 
-def is_rated(scenario: Scenario) -> bool:
-    """Whether the arrivals have a rate that can be changed."""
-    return requests_of(scenario.workload, scenario.seed).shape is not None
-
-
 def load_curve(scenario: Scenario, question: Question) -> LoadCurve:
     """The curve of a deployment, whatever its load and its SLO; raises `Stale` where nobody waits for it any more."""
     plain = without_slo(scenario)

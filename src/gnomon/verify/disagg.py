@@ -179,13 +179,6 @@ def predict(
     )
 
 
-def fit_site(runs: list[Measured]) -> dict[int, float]:
-    """Seconds that the site's collectives add to an iteration, by tensor parallelism: what one request at a time in one
-    aggregated replica takes longer for a token than it does here."""
-    alone = [one for one in runs if not one.prefill and one.concurrency == 1 and one.decode[0] == 1]
-    return {one.decode[1]: max(0.0, one.tpot_s - predict(one, {}).tpot_s) for one in alone}
-
-
 def medians(found: list[Predicted]) -> dict[str, float]:
     """Median relative errors, without their sign."""
     return {name: statistics.median(abs(one.errors[name]) for one in found) for name in GOALS} if found else {}
@@ -250,7 +243,10 @@ def prove(
     if not wanted:
         known = ", ".join(sorted({one.layout for one in runs}))
         raise ConfigError("no layout is left.", where="--only", fix=f"Known: {known}.")
-    added_s = fit_site(runs)
+    # Seconds that the site's collectives add to an iteration, by tensor parallelism: what one request at a time in one
+    # aggregated replica takes longer for a token than it does here.
+    alone = [one for one in runs if not one.prefill and one.concurrency == 1 and one.decode[0] == 1]
+    added_s = {one.decode[1]: max(0.0, one.tpot_s - predict(one, {}).tpot_s) for one in alone}
     found = [
         predict(one, added_s, as_labelled=as_labelled, metrics_age_s=metrics_age_s) for one in each(wanted, on_progress)
     ]

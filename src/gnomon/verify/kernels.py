@@ -4,26 +4,289 @@ Every fifth point of a shape is left out, the estimator fitted to the others pre
 shapes; one in so many is taken, evenly over the table.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from gnomon.catalog.devices import device
 from gnomon.catalog.nodes import default_node
+from gnomon.catalog.quantization import WeightFormat, weight_format
+from gnomon.catalog.topology import Group
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.report.blocks import Block, Table
 from gnomon.timing.estimators.grid import Grid
-from gnomon.timing.operators import Operator
+from gnomon.timing.operators import (
+    Collective,
+    Communication,
+    Decode,
+    Elementwise,
+    Experts,
+    Gemm,
+    Kind,
+    Operator,
+    Prefill,
+    Recurrence,
+    Work,
+)
 from gnomon.timing.sources.profile.measured import bound_of
-from gnomon.timing.sources.profile.samples import Samples
+from gnomon.timing.sources.profile.samples import Bundle, Key, Samples
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon import SYSTEMS
+from gnomon.timing.sources.silicon.attention import attention_kernels
+from gnomon.timing.sources.silicon.collectives import all_reduce_kernels, nccl_kernels
+from gnomon.timing.sources.silicon.exchange import EXCHANGES, exchange_rows, node_ranks
+from gnomon.timing.sources.silicon.experts import copied_kernels, expert_kernels, expert_points
+from gnomon.timing.sources.silicon.kernels import Kernels
+from gnomon.timing.sources.silicon.latent import BLOCKS_MODULE, COMPRESSED_MODULE, latent_kernels, module_type
+from gnomon.timing.sources.silicon.linear import recurrence_kernels
+from gnomon.timing.sources.silicon.products import absorbed_kernels, gemm_kernels, product_points
+from gnomon.timing.sources.silicon.quantizing import quantize_kernels, quantize_points
+from gnomon.timing.sources.silicon.streams import stream_kernels
+from gnomon.timing.sources.silicon.tables import ENGINES, find_tables
+from gnomon.timing.sources.silicon.tables import Table as KernelTable
+from gnomon.timing.sources.silicon.untuned import tuned
 from gnomon.verify.findings import Findings, Progress, each, proof
-from gnomon.verify.kernel_tables import Measured, tables_of
+
+MIN_WIDTH = 512
+"""Matrix products narrower than this are no layers of any model."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one table measured of one kind of operator."""
+
+    device: str
+    engine: str
+    name: str
+    """Family and variant, e.g. "gemm fp8_block"."""
+    kind: Kind
+    kernels: Kernels
+    shaped: Callable[[Key], Work | None]
+    is_one_kernel: bool = True
+    """Rather than a module of several, or kernels that waited for launches: only then has the roofline a say."""
+
+
+_PRODUCTS = (("bfloat16", "bf16"), ("fp8", "fp8"), ("fp8_block", "fp8_block"), ("nvfp4", "nvfp4"))
+_EXPERTS = (*_PRODUCTS, ("int4_wo", "int4"), ("w4a16_mxfp4", "mxfp4"))
+"""Number formats as the tables call them, and as we do."""
+SEVERAL = ("module", "moe_a2a", "deepep", "alltoall")
+"""In the names of tables that hold more than one kernel, or waiting for other ranks."""
+
+
+def tables_of(device_name: str, engines: tuple[str, ...] = ENGINES) -> Iterator[Measured]:
+    """Every table of a device in its newest version, engine by engine."""
+    system = SYSTEMS[device_name]
+    for engine in engines:
+        found = _newest(system, engine)
+        untuned = _untuned(system, engine)
+        for name, kind, kernels, shaped in _everything(found, system):
+            is_one = not any(word in name for word in SEVERAL) and not name.startswith(untuned)
+            yield Measured(device_name, engine, name, kind, kernels, shaped, is_one)
+    for table in find_tables(system, "comm", "nccl_perf", "nccl")[:1]:
+        collectives: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_to_all")
+        for collective in collectives:
+            kernels, shaped = nccl_kernels(table, collective), _collective(collective)
+            yield Measured(device_name, "nccl", collective, "communication", kernels, shaped)
+
+
+def _untuned(system: str, engine: str) -> tuple[str, ...]:
+    """How the names of tables begin that the source passes over: measured untuned, or waiting for launches."""
+    asked: list[tuple[str, str, str, Callable[..., pl.DataFrame], tuple[str, ...]]] = [
+        *((f"gemm {name}", "gemm", "gemm_perf", product_points, (dtype,)) for dtype, name in _PRODUCTS),
+        *((f"moe {name} ", "moe", "moe_perf", expert_points, (dtype,)) for dtype, name in _EXPERTS),
+        ("scale_matrix", "quantize", "scale_matrix_perf", quantize_points, ()),
+    ]
+    names = []
+    for name, family, file, points, what in asked:
+        tables = find_tables(system, family, file, engine)
+        if tables and tables[0].engine == engine and tables[0] not in tuned(tables, points, *what)[0]:
+            names.append(name)
+    return tuple(names)
+
+
+Found = Callable[[str, str], KernelTable | None]
+Part = tuple[str, Kind, Kernels, Callable[[Key], Work | None]]
+
+
+def _newest(system: str, engine: str) -> Found:
+    def find(family: str, table: str) -> KernelTable | None:
+        return next((one for one in find_tables(system, family, table, engine) if one.engine == engine), None)
+
+    return find
+
+
+def _products(found: Found) -> Iterator[Part]:
+    table = found("gemm", "gemm_perf")
+    for dtype, name in _PRODUCTS:
+        if table:
+            wide = weight_format(name)
+            yield f"gemm {name}", "token", gemm_kernels(table, dtype), partial(_gemm, form=wide)
+    table = found("moe", "moe_perf")
+    for dtype, name in _EXPERTS:
+        for load in ("balanced", "power_law_1.01"):
+            if table:
+                wide = weight_format(name)
+                kernels = expert_kernels(table, dtype, load)
+                yield f"moe {name} {load}", "token", kernels, partial(_experts, form=wide, load=load)
+    table, load = found("moe", "wideep_moe_perf"), "power_law_1.01_eplb"
+    if table:
+        kernels = copied_kernels(table, "nvfp4", load)
+        yield f"wideep_moe nvfp4 {load}", "token", kernels, partial(_experts, form=weight_format("nvfp4"), load=load)
+
+
+def _gemm(key: Key, form: WeightFormat) -> Work | None:
+    n, k = int(key[1]), int(key[2])
+    return Gemm(n, k, form) if min(n, k) >= MIN_WIDTH else None
+
+
+def _experts(key: Key, form: WeightFormat, load: str) -> Work:
+    experts, local, per_token, hidden, ffn = (int(value) for value in key[1:])
+    return Experts(experts, local, per_token, hidden, ffn, 3, form, load)
+
+
+def _attention(found: Found) -> Iterator[Part]:
+    kinds: tuple[tuple[Kind, str], ...] = (("attention_prefill", "context"), ("attention_decode", "generation"))
+    for kind, name in kinds:
+        table = found("attention", f"{name}_attention_perf")
+        for kv, size in (("bfloat16", 2.0), ("fp8", 1.0)):
+            for window in (0, 128):
+                if table:
+                    kernels = attention_kernels(table, kind, kv, window)
+                    words = f"{name}_attention {kv} KV" + (f" window {window}" if window else "")
+                    yield words, kind, kernels, partial(_heads, kind=kind, size=size, window=window)
+
+
+def _heads(key: Key, kind: Kind, size: float, window: int) -> Work:
+    heads, kv_heads, dim = (int(value) for value in key[1:])
+    shape = (heads, kv_heads, dim, dim, 2.0 * kv_heads * dim * size, window)
+    return Prefill(*shape) if kind == "attention_prefill" else Decode(*shape)
+
+
+_V4_PRO, _V4_FLASH = (f"{COMPRESSED_MODULE}/{name}" for name in ("Pro", "Flash"))
+_LATENT: tuple[tuple[str, str, str, str, dict[str, int]], ...] = (
+    ("mla", "{}_mla", "", "", {}),
+    ("mla", "mla_{}_module", "", "", {}),
+    ("sparse_attention", "dsa_{}_module", "DeepseekV32ForCausalLM", "", {"window": 2048}),
+    ("sparse_attention", "dsa_{}_module", "GlmMoeDsaForCausalLM", "GLM-5", {"window": 2048}),
+    ("msa", "msa_{}_module", BLOCKS_MODULE, "", {"window": 2048}),
+    ("sparse_attention", "dsv4_csa_{}_module", _V4_PRO, "Pro", {"window": 1024, "ratio": 4, "near": 128}),
+    ("sparse_attention", "dsv4_csa_{}_module", _V4_FLASH, "Flash", {"window": 512, "ratio": 4, "near": 128}),
+    ("sparse_attention", "dsv4_hca_{}_module", _V4_PRO, "Pro", {"ratio": 128, "near": 128}),
+    ("sparse_attention", "dsv4_hca_{}_module", _V4_FLASH, "Flash", {"ratio": 128, "near": 128}),
+)
+"""Family, table, whose module it holds, words on which, and what of the KV cache a query reads."""
+
+
+def _latent(found: Found) -> Iterator[Part]:
+    kinds: tuple[tuple[Kind, str], ...] = (("attention_prefill", "context"), ("attention_decode", "generation"))
+    for kind, phase in kinds:
+        for family, file, architecture, which, reads in _LATENT:
+            name = file.format(phase)
+            table = found(family, f"{name}_perf")
+            if table is None:
+                continue
+            is_module = file.endswith("module")
+            form = module_type(table, architecture) if is_module else ""
+            for kv in ("bfloat16", "fp8"):
+                kernels = latent_kernels(table, kind, is_module, kv, architecture, form)
+                if kernels.bundle.samples:
+                    shaped = partial(_heads_of, kind=kind, family=family, reads=reads)
+                    yield f"{name} {which}".strip(), kind, kernels, shaped
+                    break
+
+
+def _heads_of(key: Key, kind: Kind, family: str, reads: dict[str, int]) -> Work:
+    heads = int(key[1])
+    if kind == "attention_prefill" and family == "mla":
+        return Prefill(heads, heads, 192, 128, 1152.0)
+    widths = {"mla": (576, 512, 1152.0), "msa": (128, 128, 512.0)}.get(family, (576, 512, 1152.0))
+    if "ratio" in reads:
+        widths = (512, 512, 1024.0)
+    made = Prefill if kind == "attention_prefill" else Decode
+    return made(heads, 1, *widths, **reads)
+
+
+def _others(found: Found) -> Iterator[Part]:
+    for family, file, kernel in (("linear_attention", "gdn_perf", "gdn"), ("kda", "kda_perf", "kda")):
+        table = found(family, file)
+        phases: tuple[tuple[Kind, bool, str], ...] = (("prompt_token", False, "prompts"), ("decode", True, "steps"))
+        for kind, is_step, words in phases:
+            if table:
+                kernels = recurrence_kernels(table, kernel, is_step)
+                yield f"{kernel} {words}", kind, kernels, partial(_recurrence, kernel=kernel, is_step=is_step)
+    table = found("comm", "custom_allreduce_perf")
+    if table:
+        yield "custom_allreduce", "communication", all_reduce_kernels(table), _collective("all_reduce")
+
+
+def _recurrence(key: Key, kernel: str, is_step: bool) -> Work:
+    k_heads, v_heads, k_dim, v_dim = (int(value) for value in key[1:])
+    return Recurrence(kernel, k_heads, v_heads, k_dim, v_dim, is_step=is_step)
+
+
+def _collective(name: Collective) -> Callable[[Key], Work | None]:
+    return lambda key: Communication(name, Group(range(int(key[1]))), 1.0)
+
+
+def _everything(found: Found, system: str) -> Iterator[Part]:
+    yield from _products(found)
+    yield from _attention(found)
+    yield from _latent(found)
+    yield from _others(found)
+    yield from _small(found)
+    yield from _exchanges(found, system)
+
+
+def _small(found: Found) -> Iterator[Part]:
+    """Products per head, quantising, and mixing of residual streams."""
+    table = found("mla_bmm", "mla_bmm_perf")
+    for name, n, k in (("mla_gen_pre", 512, 128), ("mla_gen_post", 128, 512)):
+        if table:
+            yield f"mla_bmm {name}", "decode", absorbed_kernels(table, name, "bfloat16", n, k), _per_head
+    table = found("quantize", "scale_matrix_perf")
+    if table:
+        yield "scale_matrix", "token", quantize_kernels(table), lambda key: Elementwise(3.0 * int(key[1]))
+    table = found("mhc", "mhc_module_perf")
+    for part, streams in (("pre", 5), ("post", 9)):
+        if table:
+            yield f"mhc_module {part}", "token", stream_kernels(table, part, 4), partial(_stream, streams=streams)
+
+
+def _per_head(key: Key) -> Work:
+    heads, n, k = (int(value) for value in key[1:])
+    return Gemm(n, k, weight_format("bf16"), batch=heads)
+
+
+def _stream(key: Key, streams: int) -> Work:
+    return Elementwise(2.0 * streams * int(key[1]))
+
+
+def _exchanges(found: Found, system: str) -> Iterator[Part]:
+    """Tokens to their experts and back, by the bytes of all tokens that a rank sends."""
+    for name in EXCHANGES:
+        table = found("comm", name)
+        for phase in ("dispatch", "combine"):
+            if table:
+                kernels = _exchanged(table, exchange_rows(table, phase, node_ranks(system)))
+                yield f"{name.removesuffix('_perf')} {phase}", "communication", kernels, _collective("all_to_all")
+
+
+def _exchanged(table: KernelTable, rows: pl.DataFrame) -> Kernels:
+    kernels, shape = Kernels(Bundle(str(table.path))), ("ranks", "width", "choices")
+    for key, one in rows.sort("tokens").group_by(shape, maintain_order=True):
+        ranks, width, choices = (int(str(value)) for value in key)
+        sizes = one["tokens"].to_numpy().astype(np.float64)[:, None] * width * choices
+        kernels.bundle.samples["exchange", ranks, width, choices] = Samples(
+            sizes, one["seconds"].to_numpy(), str(table.path)
+        )
+    return kernels
+
 
 LIMIT = 0.05
 """Largest median held-out error of all tables of a device that passes."""

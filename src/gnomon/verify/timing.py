@@ -235,7 +235,9 @@ def roofline_errors(data: Path) -> list[dict[str, Any]]:
     errors: dict[tuple[str, str, str], list[Floats]] = {}
     for table, origin in [*((one, "Vidur") for one in vidur_tables(data)), *_servingsim(data)]:
         key = (table.roofline.device.name, origin, _kind(table.operator))
-        errors.setdefault(key, []).append(_of_roofline(table))
+        operator = replace(table.operator, is_fused=False)
+        predicted = table.roofline.seconds(operator, *table.samples.sizes.T)
+        errors.setdefault(key, []).append(predicted / table.samples.seconds - 1.0)
     rows = [_roofline_row(*key, found) for key, found in sorted(errors.items())]
     for name in sorted({key[0] for key in errors}):
         found = [one for key, tables in errors.items() if key[0] == name for one in tables]
@@ -257,12 +259,6 @@ def _kind(operator: Operator) -> str:
     if operator.kind in ("token", "sequence"):
         return "gemm" if isinstance(operator.work, Gemm) else "elementwise"
     return operator.kind
-
-
-def _of_roofline(table: Table) -> Floats:
-    operator = replace(table.operator, is_fused=False)
-    predicted = table.roofline.seconds(operator, *table.samples.sizes.T)
-    return predicted / table.samples.seconds - 1.0
 
 
 def _servingsim(data: Path) -> Iterator[tuple[Table, str]]:

@@ -67,7 +67,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     if config.adapters is not None:
         requests = with_adapters(requests, config.adapters, seed)
     if config.warmup_requests:
-        requests = _with_warmup(requests, config.warmup_requests)
+        index = np.concatenate([np.zeros(config.warmup_requests, np.int64), np.arange(len(requests))])
+        requests = replace(requests.take(index), num_warmup=config.warmup_requests)
     requests = _with_arrivals(requests, config, trace, seed)
     if trace is not None:
         requests = replace(requests, notes=(*trace.notes, *requests.notes))
@@ -129,12 +130,6 @@ def _in_turn(requests: Requests, count: int) -> Requests:
             requests, prefix_offsets=offsets, prefix_hashes=hashes, prefix_block_tokens=block.block_tokens
         )
     return requests.take(np.arange(count) % len(requests))
-
-
-def _with_warmup(requests: Requests, count: int) -> Requests:
-    """Requests after `count` copies of the first request."""
-    index = np.concatenate([np.zeros(count, np.int64), np.arange(len(requests))])
-    return replace(requests.take(index), num_warmup=count)
 
 
 def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests | None, seed: int) -> Requests:

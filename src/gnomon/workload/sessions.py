@@ -31,7 +31,7 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
     """
     count = len(requests)
     slot = stream(seed, "sessions").integers(0, config.num_active, count)
-    turn_of_slot = _position_within(slot)
+    turn_of_slot = sum_before(slot, np.ones(len(slot), dtype=np.int64))
     return in_conversations(requests, turn_of_slot // config.turns * config.num_active + slot, config)
 
 
@@ -44,11 +44,6 @@ def in_conversations(requests: Requests, session: NDArray[np.int64], config: Ses
         requests, prompt_tokens=prompt, session=session.astype(np.int32), prefix_offsets=offsets, prefix_hashes=hashes,
         prefix_block_tokens=config.block_tokens,
     )  # fmt: skip
-
-
-def _position_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many earlier entries are of the same group."""
-    return sum_before(group, np.ones(len(group), dtype=np.int64))
 
 
 def sum_before(group: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -88,6 +88,7 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
 
 
 def _model(whole: Mapping[str, Any], config: Mapping[str, Any], family: str, name: str, where: str) -> Model:
+    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
     facts = {
         "name": name,
         "hf_id": str(config.get("_name_or_path", "")),
@@ -101,7 +102,7 @@ def _model(whole: Mapping[str, Any], config: Mapping[str, Any], family: str, nam
         **FACTS.get(family, {}),
         **_switches(config, family),
         **mlp_facts(config, family, where),
-        "num_mtp_layers": _num_mtp_layers(config),
+        "num_mtp_layers": next((config[name] for name in names if config.get(name)), 0),
         "notes": _notes(whole, config, family),
     }
     try:
@@ -152,9 +153,3 @@ def _switches(config: Mapping[str, Any], family: str) -> dict[str, bool]:
         facts["qk_norm"] = bool(config.get("use_qk_norm"))
     switches = (("mlp_bias", "mlp_bias"), ("qk_norm", "use_qk_norm"), ("router_bias", "use_routing_bias"))
     return facts | {fact: True for fact, key in switches if config.get(key)}
-
-
-def _num_mtp_layers(config: Mapping[str, Any]) -> int:
-    """Layers that predict later tokens, under the names that families give them."""
-    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
-    return next((config[name] for name in names if config.get(name)), 0)

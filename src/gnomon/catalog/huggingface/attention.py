@@ -23,7 +23,15 @@ def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[
         facts["compressed"] = _compressed(config)
         facts["residual_streams"] = config.get("hc_mult") or 1
     if "sliding" in layers:
-        facts["sliding"] = _sliding(config, heads, kv_heads, head_dim)
+        own = {name: config.get(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+        dim = own["head_dim"] or head_dim
+        facts["sliding"] = {
+            "window": config.get("attention_chunk_size") or config.get("sliding_window"),
+            "num_heads": own["num_attention_heads"] or heads,
+            "num_kv_heads": own["num_key_value_heads"] or kv_heads,
+            "head_dim": dim,
+            "v_head_dim": config.get("swa_v_head_dim") or dim,
+        }
     if config.get("global_head_dim"):  # Gemma 4: the full layers have heads of their own.
         facts["head_dim"] = config["global_head_dim"]
         facts["num_kv_heads"] = config.get("num_global_key_value_heads") or kv_heads
@@ -86,18 +94,6 @@ def attention_layers(config: Mapping[str, Any], family: str, where: str) -> list
     if period := config.get("sliding_window_pattern"):
         return ["full" if (layer + 1) % period == 0 else "sliding" for layer in range(num_layers)]
     return ["sliding"]
-
-
-def _sliding(config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    own = {name: config.get(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim")}
-    dim = own["head_dim"] or head_dim
-    return {
-        "window": config.get("attention_chunk_size") or config.get("sliding_window"),
-        "num_heads": own["num_attention_heads"] or heads,
-        "num_kv_heads": own["num_key_value_heads"] or kv_heads,
-        "head_dim": dim,
-        "v_head_dim": config.get("swa_v_head_dim") or dim,
-    }
 
 
 def _ratios(config: Mapping[str, Any]) -> tuple[int, int]:

@@ -64,7 +64,8 @@ def parse_quantization(config: Mapping[str, Any], model: Model, where: str) -> Q
         others = weight_format("fp8_block") if config.get("weight_block_size") else BF16
         format_of = _listed({_below(name): _algorithm(rule, where) for name, rule in per_layer.items()}, others)
     else:
-        format_of = _all_but(_matcher(_ignored(config)), _format(config, where))
+        keys = ("ignore", "ignored_layers", "exclude_modules", "modules_to_not_convert")
+        format_of = _all_but(_matcher([name for key in keys for name in config.get(key) or ()]), _format(config, where))
     formats: dict[WeightGroup, WeightFormat] = dict.fromkeys(GROUPS, BF16)
     formats["head"] = format_of("lm_head") if per_layer and not config.get("weight_block_size") else BF16
     for group, names in modules.items():
@@ -174,11 +175,6 @@ def _kv_dtype(config: Mapping[str, Any]) -> Dtype | None:
         wanted = {8: "FP8", 4: "NVFP4"}.get(wanted.get("num_bits", 8))
     names: dict[str, Dtype] = {"FP8": "fp8", "NVFP4": "fp4", "INT8": "int8"}
     return names.get(str(wanted).upper())
-
-
-def _ignored(config: Mapping[str, Any]) -> list[str]:
-    keys = ("ignore", "ignored_layers", "exclude_modules", "modules_to_not_convert")
-    return [name for key in keys for name in config.get(key) or ()]
 
 
 def _below(name: str) -> str:

@@ -62,9 +62,3 @@ def draw(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[list[i
         one(lengths.prompt_median, lengths.prompt_sigma, lengths.prompt_most),
         one(lengths.output_median, lengths.output_sigma, lengths.output_most),
     )
-
-
-def mean_lengths(mix: str) -> tuple[float, float]:
-    """Mean prompt and output length of a mix, from a large sample."""
-    prompts, outputs = draw(MIXES[mix], 100_000, np.random.default_rng(0))
-    return float(np.mean(prompts)), float(np.mean(outputs))

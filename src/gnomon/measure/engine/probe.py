@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnomon.measure.engine.load import mean_lengths
+from gnomon.measure.engine.load import MIXES, draw
 from gnomon.measure.engine.runner import Runner
 from gnomon.measure.engine.scheduler import Batch, Request
 
@@ -58,7 +58,8 @@ def capacity(runner: Runner, mix: str) -> float:
     A request costs its prompt's share of full prefill iterations and, for each further token, its share of a decode
     iteration of `max_num_seqs` at the mean KV length.
     """
-    prompt, output = mean_lengths(mix)
+    prompts, outputs = draw(MIXES[mix], 100_000, np.random.default_rng(0))
+    prompt, output = float(np.mean(prompts)), float(np.mean(outputs))
     budget, seqs = runner.config.max_num_batched_tokens, runner.config.max_num_seqs
     per_prompt_token = prefill(runner, budget).seconds / budget
     per_token = decode(runner, seqs, int(prompt + output / 2)).seconds / seqs

@@ -44,12 +44,6 @@ class ModelShape:
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
-def default_capture_sizes(max_tokens: int) -> tuple[int, ...]:
-    """Token counts to which iterations are padded: steps of 8 to 256, of 16 to 512, of 32 to 1,024, then of 64."""
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1024, 32), *range(1024, max_tokens, 64)]
-    return (*(size for size in sizes if size < max_tokens), max_tokens)
-
-
 @dataclass(frozen=True)
 class EngineConfig:
     """Limits of the engine; the names are vLLM's where it has them."""
@@ -82,7 +76,9 @@ class EngineConfig:
     @property
     def capture_sizes(self) -> tuple[int, ...]:
         """Token counts for which iterations are captured as CUDA graphs."""
-        return default_capture_sizes(self.max_num_batched_tokens)
+        most = self.max_num_batched_tokens
+        sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 1024, 32), *range(1024, most, 64)]
+        return (*(size for size in sizes if size < most), most)
 
     @property
     def blocks_per_sequence(self) -> int:

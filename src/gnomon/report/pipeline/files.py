@@ -199,12 +199,10 @@ def _write_numbers(plot: Any, values: NDArray[np.float64]) -> None:
 def draw_heat_map(given: tuple[SweepTable, str]) -> Path:
     """Draw one configuration into a folder; for a pool of processes."""
     table, folder = given
-    return write_heat_map(table, Path(folder) / heat_map_name(table))
-
-
-def heat_map_name(table: SweepTable) -> str:
-    """A file name that carries the parameters."""
-    return "heatmap_" + "_".join(f"{key}{value:g}" for key, value in table.parameters.items()) + ".png"
+    return write_heat_map(
+        table,
+        Path(folder) / ("heatmap_" + "_".join(f"{key}{value:g}" for key, value in table.parameters.items()) + ".png"),
+    )
 
 
 def _title(table: SweepTable) -> str:

@@ -180,6 +180,7 @@ def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
     for (status, kind), members in list(grouped.items())[:top]:
         if status == "passed over":
             members = sorted(members, key=_reach, reverse=True)
+        rest = f" and {len(members) - 1} more" if len(members) > 1 else ""
         rows.append(
             {
                 "what": "meets the SLO at no load"
@@ -187,7 +188,7 @@ def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
                 else f"{status} on {kind}".removesuffix(" on ")
                 if status == "passed over"
                 else status,
-                "configurations": _and_more(members),
+                "configurations": f"{members[0].label}{rest}",
                 "why": _why(members[0]),
             }
         )
@@ -209,11 +210,6 @@ def _why(record: Record) -> str:
         most = reason.removeprefix("bound: ").replace("would be needed", "would beat the best")
         return f"its iteration times allow {most}"
     return f"{reason}; the best is worth more than that load"
-
-
-def _and_more(records: list[Record]) -> str:
-    rest = f" and {len(records) - 1} more" if len(records) > 1 else ""
-    return f"{records[0].label}{rest}"
 
 
 def nothing_qualifies(found: Found) -> str:

@@ -144,7 +144,16 @@ def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, In
     tables = [Table([variant_row(name, one) for name, one in summaries.items()])]
     if any(intervals.values()):
         tables.append(Table(variant_rows(intervals), caption=CAPTION))
-    regretted = regret_rows(summaries)
+    regretted = [
+        {
+            "variant": name,
+            "GPU hours": f"{one.gpu_hours:,.1f}",
+            "more than the oracle": f"{one.more_gpu_hours:+z.1%}",
+            "SLO met": f"{one.slo_met:.2%}" if one.slo_met is not None else None,
+            "less than the oracle": f"{one.less_slo_met * 100:+z.2f} points" if one.less_slo_met is not None else None,
+        }
+        for name, one in regrets(summaries).items()
+    ]
     return [*tables, *([Table(regretted, caption=REGRET_CAPTION)] if regretted else [])]
 
 
@@ -189,20 +198,6 @@ def regrets(summaries: Mapping[str, Summary]) -> dict[str, Regret]:
 
 def _slo_met(summary: Summary) -> float | None:
     return summary.slo.attainment if summary.slo is not None else None
-
-
-def regret_rows(summaries: Mapping[str, Summary]) -> list[dict[str, Any]]:
-    """`regrets`, formatted, with what the GPU hours cost."""
-    return [
-        {
-            "variant": name,
-            "GPU hours": f"{one.gpu_hours:,.1f}",
-            "more than the oracle": f"{one.more_gpu_hours:+z.1%}",
-            "SLO met": f"{one.slo_met:.2%}" if one.slo_met is not None else None,
-            "less than the oracle": f"{one.less_slo_met * 100:+z.2f} points" if one.less_slo_met is not None else None,
-        }
-        for name, one in regrets(summaries).items()
-    ]
 
 
 def variant_row(name: str, summary: Summary) -> dict[str, Any]:

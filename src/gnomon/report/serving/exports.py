@@ -36,7 +36,10 @@ def request_metrics(run: Run) -> str:
     """One row per finished request, of a run that was explained and kept the members of its batches."""
     q = run.cluster.requests
     done = np.flatnonzero(q.status == FINISHED)
-    execution_s = _executed(run)
+    # Of every request: seconds inside of batches, all stages together.
+    execution_s = np.zeros(run.cluster.requests.size)
+    for row, members in _batches(run):
+        execution_s[members[:, 0]] += row["end_s"] - row["start_s"]
     prompt, output = q.prompt_tokens[done].astype(np.int64), q.output_tokens[done].astype(np.int64)
     arrival_s, scheduled_s = q.arrival_s[done], q.scheduled_s[done]
     e2e_s, execution = q.finished_s[done] - arrival_s, execution_s[done]
@@ -104,14 +107,6 @@ def chrome_trace(run: Run) -> str:
         where = {"ts": begin, "dur": end - begin, "pid": int(row["replica"]), "tid": int(row["stage"])}
         events.append({"name": str(request_ids), "ph": "X", **where, "args": args})
     return json.dumps({"traceEvents": events})
-
-
-def _executed(run: Run) -> Floats:
-    """Of every request: seconds inside of batches, all stages together."""
-    seconds = np.zeros(run.cluster.requests.size)
-    for row, members in _batches(run):
-        seconds[members[:, 0]] += row["end_s"] - row["start_s"]
-    return seconds
 
 
 def _batches(run: Run) -> Iterator[tuple[Any, Ints]]:

@@ -225,7 +225,11 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     if len(curves) > 1:
         layout |= {"showlegend": True, "hovermode": "closest"}
     if end is not None and largest > 1.15 * end:
-        layout |= _clipped(layout, end * factor, shown, _value(largest, unit))
+        # The axis up to `end`; what the maximum is stands beside the unit, where no line is.
+        layout |= {
+            "xaxis": layout["xaxis"]
+            | {"range": [0, 1.04 * (end * factor)], "title": {"text": f"{shown} (max {_value(largest, unit)})"}}
+        }
     if target is not None:
         side = "right" if target > (end or largest) / 2 else "left"  # Where there is room for its name.
         layout["shapes"] = [slo_line(target * factor, textposition="start", xanchor=side, padding=4)]
@@ -239,11 +243,6 @@ def _end(curves: Mapping[str, Curve], target: float | None) -> float | None:
         return None
     end = max(float(curve.x[min(int(np.searchsorted(curve.y, CLIPPED_AT)), curve.x.size - 1)]) for curve in shown)
     return max(end, target) if target is not None and target < 3 * end else end
-
-
-def _clipped(layout: Figure, end: float, shown: str, most: str) -> Figure:
-    """The axis up to `end`; what the maximum is stands beside the unit, where no line is."""
-    return {"xaxis": layout["xaxis"] | {"range": [0, 1.04 * end], "title": {"text": f"{shown} (max {most})"}}}
 
 
 def _marks(x: Floats, y: Floats, factor: float, unit: str, end: float) -> Figure:

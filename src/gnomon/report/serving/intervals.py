@@ -36,19 +36,6 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def interval_rows(found: Intervals) -> list[dict[str, Any]]:
-    """Latencies at their mean, median and P99."""
-    rows = []
-    for metric, name in NAMES.items():
-        row: dict[str, Any] = {"interval": name}
-        for statistic in ("mean", "p50", "p99"):
-            one = found.get(f"latency.{metric}.{statistic}")
-            row[statistic] = words(one) if one else None
-        if any(row[statistic] for statistic in ("mean", "p50", "p99")):
-            rows.append(row)
-    return rows
-
-
 def other_words(found: Intervals) -> list[tuple[str, str]]:
     """Throughput, cost and SLO with their intervals, as (name, value)."""
     places = {
@@ -80,7 +67,14 @@ def width_words(found: Intervals, spread: float) -> str:
 
 def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block]:
     """For the terminal; nothing where no interval was asked for. `spread`: as in `width_words`, where it is known."""
-    rows = interval_rows(found)
+    rows = []
+    for metric, name in NAMES.items():
+        row: dict[str, Any] = {"interval": name}
+        for statistic in ("mean", "p50", "p99"):
+            one = found.get(f"latency.{metric}.{statistic}")
+            row[statistic] = words(one) if one else None
+        if any(row[statistic] for statistic in ("mean", "p50", "p99")):
+            rows.append(row)
     if not rows:
         return []
     others = "; ".join(f"{name} {value}" for name, value in other_words(found))

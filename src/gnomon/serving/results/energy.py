@@ -36,16 +36,3 @@ def joules(
     if config.cap_w is not None:
         per_gpu = np.minimum(per_gpu, (config.cap_w + config.server_w) * on_s)
     return np.asarray(per_gpu * gpus * config.pue, dtype=np.float64)
-
-
-def energy_of(total_j: float, config: PowerConfig, duration_s: float, output_tokens: float, requests: int) -> Energy:
-    """The figures of a run that drew so many joules."""
-    kwh = total_j / 3.6e6
-    return Energy(
-        kwh=kwh,
-        mean_kw=total_j / max(duration_s, 1e-12) / 1e3,
-        joules_per_output_token=total_j / output_tokens if output_tokens else None,
-        joules_per_request=total_j / requests if requests else None,
-        price=kwh * config.price_per_kwh if config.price_per_kwh is not None else None,
-        carbon_kg=kwh * config.carbon_g_per_kwh / 1e3 if config.carbon_g_per_kwh is not None else None,
-    )

@@ -11,7 +11,7 @@ from gnomon.core.arrays import Floats
 from gnomon.serving.engine.state import ABANDONED, ENDED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.features.adapters import adapter_figures
 from gnomon.serving.results.class_metrics import class_summaries
-from gnomon.serving.results.energy import Energy, energy_of, joules
+from gnomon.serving.results.energy import Energy, joules
 from gnomon.serving.results.fleet import fleet_summary, paid_s
 from gnomon.serving.results.kv_transfers import moves, tier_hits
 from gnomon.serving.results.latency import RequestTimes, request_times, slo_met
@@ -133,7 +133,16 @@ def _energy(run: Run, done: Any, duration_s: float, start_s: float, end_s: float
         seconds = (a.busy_s, a.bytes / np.maximum(w[:, 6], 1.0), a.flops / np.maximum(w[:, 5], 1.0))
         total_j += float(joules(config, facts, gpus, on_s[mine], *seconds).sum())
     output = float(q.output_tokens[done].sum())
-    return energy_of(total_j, config, duration_s, output, int(np.count_nonzero(done)))
+    requests = int(np.count_nonzero(done))
+    kwh = total_j / 3.6e6
+    return Energy(
+        kwh=kwh,
+        mean_kw=total_j / max(duration_s, 1e-12) / 1e3,
+        joules_per_output_token=total_j / output if output else None,
+        joules_per_request=total_j / requests if requests else None,
+        price=kwh * config.price_per_kwh if config.price_per_kwh is not None else None,
+        carbon_kg=kwh * config.carbon_g_per_kwh / 1e3 if config.carbon_g_per_kwh is not None else None,
+    )
 
 
 def _cost(run: Run, done: Any, duration_s: float, end_s: float) -> Cost:

@@ -21,7 +21,7 @@ from gnomon.core.cache_folder import compiled_code_folder
 from gnomon.core.user_files import is_own, plain
 from gnomon.jit import ENABLED, borrowed_type, compiled, inlined, own_jit
 from gnomon.jit.typing_errors import cannot_be_compiled
-from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
+from gnomon.serving.admission import ADMISSIONS, Admit
 from gnomon.serving.deciders import DeciderSpec
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Engine, Fleet
@@ -45,8 +45,9 @@ def engine_of(
     functions += functions[:1] * (MAX_POLICIES - len(functions))
     run = (_stand_in() if beside and beside.is_compiling else _compiled_proceed()) if ENABLED else proceed
     route = callable_router(router)
+    # Admission control as the loop over arrivals calls it: it answers with 2 (in) or 1 (turned away).
     return Engine(
-        run, tuple(_policy_entry(one) for one in functions), route, callable_admission(ADMISSIONS[admission]),
+        run, tuple(_policy_entry(one) for one in functions), route, _admission_entry(ADMISSIONS[admission].admit),
         callable_router(decode_router) if decode_router else route,
         _router_entry(decider.decide, True) if decider else route,
     )  # fmt: skip
@@ -55,11 +56,6 @@ def engine_of(
 def callable_router(spec: RouterSpec) -> Any:
     """The router as the loop over arrivals calls it: it answers with 1 + the replica."""
     return _router_entry(spec.route, spec.compiled)
-
-
-def callable_admission(spec: AdmissionSpec) -> Any:
-    """Admission control as the loop over arrivals calls it: it answers with 2 (in) or 1 (turned away)."""
-    return _admission_entry(spec.admit)
 
 
 _POLICY_ENTRY = """

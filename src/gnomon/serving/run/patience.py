@@ -59,7 +59,12 @@ class Patience:
         self.left_s[late] = now_s
         self.hanging.update(late.tolist())
         for request_id in late.tolist():
-            self._try_again(request_id, now_s + self.config.retry_after_s)
+            sent_s = now_s + self.config.retry_after_s
+            again = request_id + self.count
+            if again < self.cluster.requests.size:
+                self.cluster.requests.arrival_s[again] = sent_s
+                kind = REQUEST_SENT if is_before_router(self.env.front) else REQUEST_ARRIVES
+                schedule_all(self.env.calendar, kind, np.array([sent_s]), np.array([again]))
         hanging = np.fromiter(self.hanging, np.int64, len(self.hanging))
         for request_id in hanging[~np.isin(self.cluster.requests.status[hanging], BETWEEN)].tolist():
             request = self.cluster.requests[request_id]
@@ -80,13 +85,6 @@ class Patience:
     def _deadline_s(self) -> Floats:
         q = self.cluster.requests
         return np.asarray(q.arrival_s - q.front_s + self.config.give_up_after_s)
-
-    def _try_again(self, request_id: int, sent_s: float) -> None:
-        again = request_id + self.count
-        if again < self.cluster.requests.size:
-            self.cluster.requests.arrival_s[again] = sent_s
-            kind = REQUEST_SENT if is_before_router(self.env.front) else REQUEST_ARRIVES
-            schedule_all(self.env.calendar, kind, np.array([sent_s]), np.array([again]))
 
     def _look_again(self, now_s: float) -> None:
         """The next deadline; in a closed loop, whoever is sent later has a later one than if it were sent now."""

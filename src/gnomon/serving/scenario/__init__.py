@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.core.config import Config, build
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.sizes import Replicas, Seed
 from gnomon.serving.scenario.autoscaling import FleetConfig
 from gnomon.serving.scenario.calibration import read_calibration
@@ -31,7 +31,7 @@ from gnomon.serving.scenario.engine_presets import (
     filled_in,
     nested,
 )
-from gnomon.serving.scenario.engine_versions import check_version
+from gnomon.serving.scenario.engine_versions import is_known
 from gnomon.serving.scenario.lora import LoraConfig
 from gnomon.serving.scenario.pool import Pool, PoolConfig
 from gnomon.serving.scenario.power import PowerConfig
@@ -167,7 +167,9 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
     if chosen.name == NO_ENGINE:
         return {**data, "engine": None}
     preset = engine(chosen.name)
-    check_version(chosen.name, chosen.version, preset.versions)
+    if not is_known(chosen.version, preset.versions):
+        known = [f"{one}.x" for one in preset.versions]
+        raise UnknownNameError(f"version of {chosen.name}", chosen.version, known, where="engine.version")
     named = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
     model, device = named["model"], named["device"]
     sections = preset.sections(model, device, chosen.version, _drafting(_keys(ReplicaConfig, data.get("replica"))))

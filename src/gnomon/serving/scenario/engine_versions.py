@@ -27,10 +27,3 @@ def is_known(version: str, series: Sequence[str]) -> bool:
     """Whether a version is one of these series (its first two numbers)."""
     found = _VERSION.fullmatch(version)
     return not version or (found is not None and f"{found[1]}.{found[2]}" in series)
-
-
-def check_version(engine: str, version: str, series: Sequence[str]) -> None:
-    """Refuse a version about which nothing is known."""
-    if not is_known(version, series):
-        known = [f"{one}.x" for one in series]
-        raise UnknownNameError(f"version of {engine}", version, known, where="engine.version")

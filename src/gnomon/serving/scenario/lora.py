@@ -86,8 +86,3 @@ def adapter_bytes(model: Model, rank: int) -> float:
         if model.mlp_kind(layer) == "dense":
             per_layer += model.num_projections * (h + model.ffn_size)
     return 2.0 * rank * per_layer
-
-
-def slots_bytes(config: LoraConfig, model: Model) -> float:
-    """Memory of a replica's places for adapters: each has room for the largest."""
-    return config.max_loaded * adapter_bytes(model, max(config.ranks))

@@ -11,13 +11,12 @@ from gnomon.core.sizes import check_memory
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import engine
-from gnomon.serving.scenario.lora import slots_bytes
+from gnomon.serving.scenario.lora import adapter_bytes
 from gnomon.serving.scenario.pool import Pool
 from gnomon.serving.scenario.power import PowerConfig
 from gnomon.serving.scenario.sampling import asked_for, era_of, sampler
-from gnomon.timing.iteration import IterationTables, blank, stack
+from gnomon.timing.iteration import IterationTables, blank, draft_head, stack, with_draft
 from gnomon.timing.operators.sampling import SamplerConfig
-from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths
 
 MAX_POLICIES = 4
@@ -32,21 +31,15 @@ PER_BLOCK = 80
 """Bytes of a KV block that can be found again by its content, where prompts share prefixes."""
 
 
-def estimated_bytes(scenario: Scenario, num_requests: int = 0) -> float:
-    """Bytes that simulating it takes at its peak; of a trace, whose length is not known yet, nothing is counted."""
+def check_size(scenario: Scenario, num_requests: int = 0) -> None:
+    """Refuse a scenario that this machine's memory cannot hold."""
     total = PER_REQUEST * float(num_requests or scenario.workload.num_requests or 0)
     shares_prefixes = scenario.workload.sessions is not None or scenario.workload.trace is not None
     for pool in scenario.all_pools():
         ranks = pool.num_replicas * (pool.replica.data_parallel if pool.replica else 1)
         blocks = (pool.replica.num_kv_blocks if pool.replica else None) or 0
         total += ranks * (PER_RANK + (PER_BLOCK * blocks if shares_prefixes else 0))
-    return total
-
-
-def check_size(scenario: Scenario, num_requests: int = 0) -> None:
-    """Refuse a scenario that this machine's memory cannot hold."""
-    fix = "Use fewer requests or replicas."
-    check_memory(estimated_bytes(scenario, num_requests), "the simulation", where="scenario", fix=fix)
+    check_memory(total, "the simulation", where="scenario", fix="Use fewer requests or replicas.")
 
 
 def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Pool]:
@@ -54,7 +47,8 @@ def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Pool]:
     of `requests`."""
     typical = round(requests.total_tokens.mean()) if requests is not None and len(requests) else None
     adapters = requests is not None and len(requests.adapter) > 0
-    slots = slots_bytes(scenario.lora, catalog.model(scenario.model)) if adapters else 0.0
+    lora = scenario.lora
+    slots = lora.max_loaded * adapter_bytes(catalog.model(scenario.model), max(lora.ranks)) if adapters else 0.0
     pools = [_sampling(_capped(pool, scenario.power), scenario, requests) for pool in scenario.all_pools()]
     pools = [replace(pool, typical_tokens=typical, adapter_bytes=slots) for pool in pools]
     for pool in pools:

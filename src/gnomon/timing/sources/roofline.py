@@ -17,7 +17,7 @@ import numpy as np
 from gnomon.catalog.devices import Device
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
-from gnomon.timing.communication import communication_s
+from gnomon.timing.communication import collective_s
 from gnomon.timing.operators import (
     Attention,
     Communication,
@@ -125,7 +125,7 @@ class Roofline:
             case Sampling():
                 return work.seconds(sizes[0], self.device)
             case Communication():
-                return communication_s(work, sizes[0], self.node)
+                return collective_s(work.collective, sizes[0], work.group, self.node)
 
     def uncertainty(self, operator: Operator) -> float:
         """The median error of this device's calibration."""

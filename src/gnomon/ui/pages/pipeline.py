@@ -72,20 +72,6 @@ OF_MODEL: tuple[Control, ...] = (
 MODEL_NAMES = tuple(one.name for one in OF_MODEL)
 
 
-def _model_drawn(values: dict[str, Any]) -> dict[str, Any]:
-    """Figures, time and memory by part, memory over the step, the same as a command."""
-    asked = {name: values[name] for name in MODEL_NAMES if name != "order"}
-    if values["order"] != USUAL:
-        asked["schedule"] = values["order"]
-    result = train(asked, check=False)
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value)]
-    return {
-        **cards_and_rest(result.text()),
-        "over_time": tall(result.drawings["memory"]),
-        "copies": commands({"Command line": folded(["gnomon train step", *flags])}),
-    }
-
-
 def _matters(name: str, value: Any) -> bool:
     defaults = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
     return value is not False and defaults.get(name) != value
@@ -250,7 +236,15 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
     shown = {"tabs": _styles(values["tab"])}
     kept = BLANK | {name: not_tall() for name in ("gantt", "over_time")}
     if values["tab"] == MODEL:
-        return kept | shown | _model_drawn(values)
+        # Figures, time and memory by part, memory over the step, the same as a command.
+        asked = {name: values[name] for name in MODEL_NAMES if name != "order"}
+        if values["order"] != USUAL:
+            asked["schedule"] = values["order"]
+        result = train(asked, check=False)
+        flags = [f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value)]
+        copies = commands({"Command line": folded(["gnomon train step", *flags])})
+        over_time = tall(result.drawings["memory"])
+        return kept | shown | cards_and_rest(result.text()) | {"over_time": over_time, "copies": copies}
     return kept | shown | _schedule_drawn(values)
 
 

@@ -247,7 +247,7 @@ def register(app: Dash) -> None:
         cards = [one for one in blocks if isinstance(one, Card) or one is blocks[0]]
         rest = [one for one in blocks if one not in cards]
         return {
-            "plots": _plots(found),
+            "plots": dict(found.drawings) or dict.fromkeys(PLOTS, no_update),
             "answer": shown([Section(found.title, cards)]),
             "tables": shown(boxed(rest)),
             "empty": HIDDEN,
@@ -292,10 +292,6 @@ def _found(folder: str, job: str | None) -> Search | None:
 
 def _link_of(found: Search) -> Callable[[int], str]:
     return lambda place: link(found.scenario(place))
-
-
-def _plots(found: Search) -> dict[str, Any]:
-    return dict(found.drawings) or dict.fromkeys(PLOTS, no_update)
 
 
 PAGE = Page(name="plan", title="Plan", controls=CONTROLS, body=body, register=register, without_effect=without_effect)

@@ -29,7 +29,6 @@ from gnomon.ui.serving import (
     KEPT,
     capacity,
     find_intervals,
-    is_rated,
     judged,
     known_intervals,
     load_curve,
@@ -97,11 +96,6 @@ def comparison_row(summary: Summary) -> dict[str, Any]:
     return row
 
 
-def failed_row(error: GnomonError) -> dict[str, Any]:
-    """The row of a pinned state that cannot be simulated any more."""
-    return {"TTFT mean": str(error)}
-
-
 Raw = Mapping[str, Any]
 Line = dict[str, Any]
 """A part of an answer: `plots` by name, `texts` (HTML) by place, `messages` by slot (none: no mistake), `blank` for
@@ -156,19 +150,6 @@ def _coloured(figure: Mapping[str, Any], colours: Sequence[str]) -> dict[str, An
     return {**figure, "data": data}
 
 
-def plots_over_time(scenario: Scenario) -> Line:
-    """Requests in the system and KV cache."""
-    drawings = simulated(scenario).drawings
-    return {name: drawings[name] for name in OVER_TIME}
-
-
-def surroundings(page: Page, raw: Raw, scenario: Scenario) -> Line:
-    """What surrounds the plots: key figures, copies, notes, and the comparison."""
-    result, pinned = simulated(scenario), _pinned(page, raw)
-    compared = {"comparison": _comparison(page, raw, result, pinned) if pinned else ""}
-    return {"texts": (known_texts(scenario) or texts(result, None)) | compared}
-
-
 def known_texts(scenario: Scenario) -> dict[str, str]:
     """What surrounds the plots, with intervals and what the timing sources say, where that was found before."""
     intervals = known_intervals(scenario)
@@ -211,7 +192,7 @@ def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simu
     figures = comparison_row(now.summary)
     rows: list[dict[str, Any]] = [{"result": _entry(_name_of_now(page, raw), first), **figures}]
     for (name, one), colour, index in zip(pinned.items(), others, pinned_queries(raw["pins"]), strict=True):
-        found = comparison_row(one.summary) if isinstance(one, Simulation) else failed_row(one)
+        found = comparison_row(one.summary) if isinstance(one, Simulation) else {"TTFT mean": str(one)}
         entry = _entry(name, colour, page.link(**{**raw, "pins": without_pin(raw["pins"], index)}))
         rows.append({"result": entry, **{key: found.get(key) for key in figures}})
     return html_of([Section("Compared", [Table(rows, left=("result",))])])
@@ -233,7 +214,7 @@ def curve(name: str, scenario: Scenario, question: Question) -> Line:
 
 
 def _curve(name: str, scenario: Scenario, question: Question) -> dict[str, Any]:
-    if not is_rated(scenario):
+    if requests_of(scenario.workload, scenario.seed).shape is None:
         return blocks.blank(300, "These arrivals have no rate to change.")
     found = load_curve(scenario, question)
     return load_figure(
@@ -263,9 +244,10 @@ def loaded(name: str, content: str, columns: str = "") -> dict[str, Any]:
 
 def texts(result: Simulation, intervals: Intervals | None) -> dict[str, str]:
     """The HTML of every place on the page, by the place's name."""
+    lede = f"{words.workload_words(result.scenario)}; {words.policy_words(result.scenario)}."
     return {
         **figure_texts(result, intervals),
-        "headline": _headline(result.scenario),
+        "headline": f"<h1>{escape(words.title(result.scenario))}</h1><p>{escape(lede)}</p>",
         "copies": html_of(Command(name, write(result.scenario)) for name, write in COPIES.items()),
         "notes": html_of(lines([*_kv(result), *result.summary.notes], "note")),
     }
@@ -282,12 +264,6 @@ def _kv(result: Simulation) -> list[str]:
     """Where KV came from and went to, where pools have roles or KV has tiers."""
     rows = dict(words.figure_rows(result.summary))
     return [f"{name}: {rows[name]}." for name in ("KV moved", "KV tiers") if name in rows]
-
-
-def _headline(scenario: Scenario) -> str:
-    """What is simulated."""
-    lede = f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."
-    return f"<h1>{escape(words.title(scenario))}</h1><p>{escape(lede)}</p>"
 
 
 def _warnings(result: Simulation) -> list[Block]:
@@ -357,8 +333,10 @@ def answer_lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) 
         plots = latency_plots(page, raw, scenario)
     yield {"plots": plots}
     with question.turn():
-        line = surroundings(page, raw, scenario)
-        plots = plots_over_time(scenario)
+        result, pinned = simulated(scenario), _pinned(page, raw)
+        compared = {"comparison": _comparison(page, raw, result, pinned) if pinned else ""}
+        line = {"texts": (known_texts(scenario) or texts(result, None)) | compared}
+        plots = {name: result.drawings[name] for name in OVER_TIME}
     yield {**line, "plots": plots}
     with suppress(GnomonError):
         yield judged_texts(scenario, question)

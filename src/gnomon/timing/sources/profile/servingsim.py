@@ -19,7 +19,6 @@ from gnomon.timing.operators import Experts
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
 from gnomon.timing.sources.profile.naming import Names, folders_of
 from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples
-from gnomon.timing.sources.profile.skew import flash_2_splits_below
 
 US = 1e-6
 IN_SERVER = {"rtx-4090": 0.967}
@@ -63,7 +62,11 @@ def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: 
         bundle.add(("name", operator), replace(samples, seconds=share * samples.seconds))
 
     for file, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
-        for layer, samples in read_layers(folder / file, size).items():
+        columns = read_csv(folder / file, ("layer", size, "time_us"))
+        layers = columns.texts("layer")
+        for layer, samples in {
+            str(layer): _samples(columns.where(layers == layer), size) for layer in np.unique(layers)
+        }.items():
             for operator in OPERATORS.get(layer, ()):
                 add(operator, samples)
     for name, samples in read_attention(folder / "attention.csv").items():
@@ -76,7 +79,12 @@ def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: 
         add("experts", read_experts(experts, model))
     if (folder / "skew.csv").is_file():
         kv_heads = -(-model.num_kv_heads // tensor_parallel)
-        bundle.skew = replace(read_skew(folder / "skew.csv"), splits_below=flash_2_splits_below(device, kv_heads))
+        # Decodes from which on FlashAttention-2 gives every sequence and KV head one block: 0.8 of twice the SMs
+        # (`num_splits_heuristic`). None on GPUs whose attention is a later version's.
+        bundle.skew = replace(
+            read_skew(folder / "skew.csv"),
+            splits_below=0.8 * 2 * device.num_sms / kv_heads if device.roofline.prefill_tile == 64 else None,
+        )
     return bundle
 
 
@@ -122,13 +130,6 @@ def _measured(root: Path) -> Iterator[Path]:
 def _names(path: Path) -> Names:
     """Device and model of a folder `tp<N>`."""
     return path.parts[-5], "/".join(path.parts[-4:-2])
-
-
-def read_layers(path: Path, size: str) -> dict[str, Samples]:
-    """Seconds of each layer by tokens or sequences."""
-    columns = read_csv(path, ("layer", size, "time_us"))
-    layers = columns.texts("layer")
-    return {str(layer): _samples(columns.where(layers == layer), size) for layer in np.unique(layers)}
 
 
 def read_attention(path: Path) -> dict[str, Samples]:

@@ -14,7 +14,6 @@ prompt have values of their own, and the fewer they are, the more the longest on
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.catalog.devices import Device
 from gnomon.core.arrays import Floats
 from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import Operator
@@ -23,12 +22,6 @@ from gnomon.timing.sources.profile.samples import Bundle, SkewSamples, shape_key
 
 SPREAD = 0.25
 """Share of long sequences in a batch of two lengths that stands for evenly spread ones."""
-
-
-def flash_2_splits_below(device: Device, kv_heads: int) -> float | None:
-    """Decodes from which on FlashAttention-2 gives every sequence and KV head one block: they are 0.8 of twice the SMs
-    (`num_splits_heuristic`). None on GPUs whose attention is a later version's."""
-    return 0.8 * 2 * device.num_sms / kv_heads if device.roofline.prefill_tile == 64 else None
 
 
 def skew_table(skew: SkewSamples, decodes: Floats) -> Floats | None:

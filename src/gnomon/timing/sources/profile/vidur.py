@@ -47,7 +47,8 @@ def find_root(path: Path) -> Path | None:
 
 def read(root: Path, model: Model, device: Device, node: Node, tensor_parallel: int) -> Bundle:
     """Everything that was measured for one rank."""
-    folder = model_folder(root, model, device)
+    profiled = (path.parent for path in sorted((root / "compute").glob("*/*/*/mlp.csv")))
+    folder = folders_of(root, profiled, lambda path: (path.parts[-3], "/".join(path.parts[-2:])), model, device)[0]
     bundle = Bundle(str(folder))
     degrees = read_mlp(folder / "mlp.csv")
     if tensor_parallel not in degrees:
@@ -66,12 +67,6 @@ def read(root: Path, model: Model, device: Device, node: Node, tensor_parallel: 
         for (num_ranks, per_node), samples in read_network(path, collective).items():
             bundle.add(collective_key(collective, num_ranks, per_node), samples)
     return bundle
-
-
-def model_folder(root: Path, model: Model, device: Device) -> Path:
-    """The folder of one model on one device, whatever spelling its names have."""
-    profiled = (path.parent for path in sorted((root / "compute").glob("*/*/*/mlp.csv")))
-    return folders_of(root, profiled, lambda path: (path.parts[-3], "/".join(path.parts[-2:])), model, device)[0]
 
 
 def read_mlp(path: Path) -> dict[int, dict[str, Samples]]:
