@@ -120,6 +120,12 @@ class Result:
         found = self._shown("tables")
         return {name: partial(self.summary.__getitem__, name) for name in self.listed} if found is None else found
 
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.blocks import plots_in
+
+        found = self._shown("drawers")
+        return {one.name: one.draw for one in plots_in(self.text())} if found is None else found
+
     @cached_property
     def frames(self) -> Mapping[str, pl.DataFrame]:
         """Polars data frames by name."""
@@ -128,10 +134,7 @@ class Result:
     @cached_property
     def drawings(self) -> Mapping[str, Drawing]:
         """The figures as plain dictionaries, for pages."""
-        from gnomon.report.blocks import plots_in
-
-        found = self._shown("drawers")
-        return Lazy("figure", {one.name: one.draw for one in plots_in(self.text())} if found is None else found)
+        return Lazy("figure", self._drawings())
 
     @cached_property
     def figures(self) -> Mapping[str, Any]:
