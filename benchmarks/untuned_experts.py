@@ -37,7 +37,7 @@ SHAPES = {
 TOKENS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def grouped(  # type: ignore[no-untyped-def]
     a, b, c, ids, experts, weights, N, K, num_rows, per_token: tl.constexpr, stride_a, stride_e, stride_n, stride_c,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, WEIGHTED: tl.constexpr,

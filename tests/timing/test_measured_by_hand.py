@@ -12,10 +12,11 @@ import polars as pl
 import pytest
 
 from gnomon import catalog
-from gnomon.catalog import Group
+from gnomon.catalog import Group, Parallelism
 from gnomon.catalog.quantization import weight_format
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
+from gnomon.timing import Context, Timer
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig, captured_sizes
 from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import (
@@ -401,6 +402,25 @@ def test_experts_are_measured_by_their_rows_and_asked_by_tokens() -> None:
     device = catalog.device("h100")
     source = Measured("mine", bundle, Roofline(device, catalog.default_node(device)))
     assert source.measured(Operator("experts", "token", 1, work)) == (pytest.approx((40.0, 4000.0)),)
+
+
+@pytest.mark.parametrize(("device", "bandwidth"), [("h200", 4.8 / 4.8), ("h100", 3.352 / 4.8)])
+def test_experts_without_tiles_of_their_own_wait_for_memory(device: str, bandwidth: float) -> None:
+    """16 experts on each of eight ranks: up to 16 tokens 7 % longer on an H200, beyond it 55 %; waiting takes as long
+    on an H100, whose memory takes longer itself. Products in FP8 have other tiles."""
+    tokens = np.array([16.0, 17.0, 512.0])
+    slower = {"bf16": [1 + 0.07 * bandwidth, *[1 + 0.55 * bandwidth] * 2], "fp8_block": [1.0, 1.0, 1.0]}
+    for dtype, expected in slower.items():
+        found = []
+        for tiles in ("default", "tuned"):
+            config = build(TimingConfig, {"source": "roofline", "dtype": dtype, "expert_tiles": tiles})
+            layout = Parallelism(tensor_parallel=8, expert_parallel=True)
+            here = catalog.device(device)
+            context = Context(catalog.model("qwen3-235b-a22b"), here, catalog.default_node(here), layout, config)
+            timer = Timer(context)
+            experts = next(one for one in timer.operators(0) if isinstance(one.work, Experts))
+            found.append(timer.seconds(experts, tokens))
+        assert found[0] / found[1] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -90,6 +90,9 @@ class TimingConfig(Config):
     expert_kernel: Literal["", "trtllm", "cutlass", "deepgemm", "triton", "marlin"] = ""
     """Whose kernels run the experts, as engines let one choose; silicon: the fastest measured in the engine if not
     given."""
+    expert_tiles: Literal["tuned", "default"] = "tuned"
+    """default: Triton's kernel has no tiles that were tuned for a rank's experts in 16 bits on this GPU, as vLLM (up to
+    0.11) says when it starts: "Using default MoE config"."""
     expert_rows: NonNegativeInt = 0
     """Rows that a kernel of the experts computes at least for every expert of a rank, whoever was chosen, in one padded
     array: 128 in DeepGEMM as vLLM calls it, for experts in block-wise FP8."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.catalog.devices import Device
+from gnomon.catalog.devices import Device, device
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
 from gnomon.timing.operators import Communication, Experts, Gemm, Operator, Sampling
@@ -23,6 +23,10 @@ PROMPT_TOKENS = 256.0
 
 GROUPED_RATE = 0.6
 """Share of the peak that grouped FP8 products reach."""
+FEW_UNTUNED, MANY_UNTUNED = 0.07, 0.55
+"""By how much longer experts in 16 bits take with vLLM's default tiles than with tuned ones: up to as many tokens as
+the rank has experts, and beyond, where the tiles are others. Medians over six shapes, 1 to 4,096 tokens, on an H200
+(`benchmarks/untuned_experts.py`). These tiles wait for memory that is not busy, and so no less where it is slower."""
 
 
 class Timer:
@@ -57,6 +61,10 @@ class Timer:
         seconds, clock = self._at_full_clock(operator, *sizes), self.context.config.clock
         if isinstance(operator.work, Experts):
             seconds = self._as_the_engine(operator, seconds) + self._padding_s(operator.work, *sizes)
+            if self.context.config.expert_tiles == "default" and operator.work.format.name == "bf16":
+                slower = self.context.device.bandwidth_bytes_s / device(MEASURED_ON).bandwidth_bytes_s
+                is_few = sizes[0] <= operator.work.num_local
+                seconds = seconds * (1.0 + slower * np.where(is_few, FEW_UNTUNED, MANY_UNTUNED))
         if clock < 1.0 and isinstance(operator.work, Gemm | Experts):
             one = self._at_full_clock(operator, np.ones(1))
             return one + (seconds - one) / clock
