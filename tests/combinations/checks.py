@@ -293,6 +293,8 @@ def check_restarted(data: Data, at_share: float) -> bool:
         return False
     new = _with_arrivals(offered.take(later), np.maximum(offered.arrival_s[later], DETECTED_S))
     fresh = run(build(Scenario, before), requests=new).cluster.requests
+    if (fresh.prefill_replica != q.prefill_replica[later]).any():
+        return False  # A router that goes round gives data-parallel ranks each other's requests.
     for stamp in ("scheduled_s", "first_token_s", "finished_s"):
         off = np.abs(fresh[stamp] - q[stamp][later])
         worst = int(off.argmax())

@@ -108,6 +108,8 @@ def _in_seconds(key: Any, value: Any) -> Any:
 class Choice(Config):
     """One of several things by its name (`shorthand` says in which field), or the user's own from a Python `file`."""
 
+    shorthand: ClassVar[str | None] = "name"
+
     @model_validator(mode="after")
     def _own_is_named(self) -> Choice:
         file = getattr(self, "file", None)

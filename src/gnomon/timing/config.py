@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from gnomon.catalog.devices import Dtype
 from gnomon.catalog.quantization import scheme_names
@@ -53,8 +45,6 @@ class TableConfig(Config):
     seconds at 0, 1, 2, ... and on in a straight line.
     """
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     per_iteration: NonNegativeFloat = 0.0
     """Seconds of every iteration that has tokens."""
     per_token: float | tuple[float, ...] = 0.0
@@ -72,8 +62,6 @@ class TableConfig(Config):
 
 class TimingConfig(Config):
     """Where the seconds of an iteration come from."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     source: str = "auto"
     """auto (shipped measurements of the device, else silicon where installed, else the roofline),

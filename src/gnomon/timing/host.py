@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
@@ -35,8 +35,6 @@ Seconds = HostSeconds | None
 
 class HostPhase(Config):
     """Host time of iterations of one kind; what is not given is as for all iterations."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     per_iteration_s: Seconds = None
     """Seconds per iteration."""
@@ -68,8 +66,6 @@ class HostPhase(Config):
 
 class HostConfig(Config):
     """Time of the engine's own code around an iteration: scheduling, input preparation, sampling, detokenising."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     per_iteration_s: HostSeconds = 0.0
     """Seconds per iteration."""

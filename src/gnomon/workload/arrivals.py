@@ -3,7 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, field_validator
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
@@ -15,7 +15,6 @@ from gnomon.workload.requests import ArrivalShape, Profile
 class Process(Config):
     """One kind of arrivals, chosen by `process`."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
     shorthand: ClassVar[str] = "process"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from gnomon.core.config import Config, build, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
@@ -56,7 +56,6 @@ class ColumnsConfig(Config):
 class TraceConfig(Config):
     """A recorded trace and the part of it that is used."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
     shorthand: ClassVar[str] = "file"
 
     file: str
@@ -111,8 +110,6 @@ class AgentsConfig(Config):
     drawn prompt length is what a call adds to its conversation (a tool's answer), the prompt all of it so far.
     """
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     calls: Count = 8
     """Model calls of a session, one after the other."""
     tool_s: Annotated[float, Field(ge=0)] = 2.0
@@ -136,8 +133,6 @@ class AdaptersConfig(Config):
     """LoRA adapters: fine-tuned variants of the model, one of which a request asks for. What they weigh and how they
     are loaded is `lora` in the scenario."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     count: Count = 16
     """How many there are."""
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -148,8 +143,6 @@ class AdaptersConfig(Config):
 
 class PatienceConfig(Config):
     """Clients that give up: the engine lets go of a request that has not all its tokens then."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     give_up_after_s: PositiveFloat
     """Seconds from sending a request to giving it up."""
@@ -166,8 +159,6 @@ MAX_CLASSES = 128
 class ClassConfig(Config):
     """Users of one kind. Batching policies (priority, vtc, drr, dlpm), admission control and the summary tell them
     apart."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     name: Annotated[str, Field(min_length=1)]
     """What the summary calls them."""
@@ -192,8 +183,6 @@ class ClassConfig(Config):
 
 class WorkloadConfig(Config):
     """Requests: arrivals at a rate, lengths from a preset, a distribution or a trace."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     client: ClientConfig | None = None
     """A benchmark client: fills in what is not given of arrivals, lengths, num_requests and warmup_requests, and is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
@@ -27,7 +27,6 @@ MAX_RANKS = 10_000_000
 class Distribution(Config):
     """One kind of lengths, chosen by `distribution`."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
     shorthand: ClassVar[str] = "distribution"
 
 
@@ -257,8 +256,6 @@ def tokens(values: np.ndarray) -> Tokens:
 
 class SamplingConfig(Config):
     """How tokens are to be chosen. What is not given is as the engine does it for the model: its generation_config."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     temperature: NonNegativeFloat | None = None
     """0: the likeliest token (greedy); above: by probability."""

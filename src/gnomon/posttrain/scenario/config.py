@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -322,8 +322,6 @@ class TransitionConfig(Config):
 
 class PolicyConfig(Choice):
     """Who decides which GPU does what."""
-
-    shorthand: ClassVar[str] = "name"
 
     name: str | None = None
     """{gnomon.posttrain.policies.POLICIES}, or your own; by `auto_scheduler` and the placement if not given."""

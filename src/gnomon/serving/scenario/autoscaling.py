@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.core.config import Choice, Config
 from gnomon.core.sizes import Replicas
@@ -14,9 +14,6 @@ AT_MOST_REPLICAS = 65_536
 
 class ControllerConfig(Choice):
     """Who decides how many replicas there are, and how often."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-    shorthand: ClassVar[str] = "name"
 
     name: str = "fixed"
     """{gnomon.serving.autoscaling.controllers.CONTROLLERS}, or your own. target_utilization is as Kubernetes' HPA,
@@ -40,8 +37,6 @@ class ControllerConfig(Choice):
 
 class ColdStartConfig(Config):
     """What happens between the decision to start a replica and its first request, one part after the other."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     node_s: NonNegativeFloat = 0.0
     """Getting the machine; 0 where it is kept at hand."""
@@ -73,8 +68,6 @@ Seconds = Annotated[float, Field(ge=1.0)]
 class FailureConfig(Config):
     """Replicas that die at random, and come back."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     mtbf_s: Seconds | None = None
     """Mean time between failures of one replica while it is up, exponential; without it none fails."""
     mttr_s: NonNegativeFloat = 600.0
@@ -91,8 +84,6 @@ class FailureConfig(Config):
 class StragglerConfig(Config):
     """Replicas that become slow for a while."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     mean_s: Seconds | None = None
     """Mean time between slow spells of one replica, exponential; without it there are none."""
     duration_s: Seconds = 300.0
@@ -103,8 +94,6 @@ class StragglerConfig(Config):
 
 class EventConfig(Config):
     """One thing that happens to one replica at a given time."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     at_s: NonNegativeFloat
     """When."""

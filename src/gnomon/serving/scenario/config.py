@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.catalog import Parallelism
 from gnomon.catalog.memory import Planner
@@ -140,8 +140,6 @@ class ResolvedBatching(BatchingConfig):
 class RouterConfig(Choice):
     """Which replica gets an arriving request."""
 
-    shorthand: ClassVar[str] = "name"
-
     name: str = "round_robin"
     """{gnomon.serving.routers.ROUTERS}, or your own."""
     file: str | None = None
@@ -160,8 +158,6 @@ class RouterConfig(Choice):
 class AdmissionConfig(Choice):
     """Whether an arriving request is let in at all."""
 
-    shorthand: ClassVar[str] = "name"
-
     name: str = "everyone"
     """{gnomon.serving.admission.ADMISSIONS}, or your own."""
     file: str | None = None
@@ -172,8 +168,6 @@ class AdmissionConfig(Choice):
 
 class FrontEndConfig(Config):
     """What lies between the scheduler and the client: latencies are those that the client sees."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     per_request_s: NonNegativeFloat = 0.0
     """Seconds to take in a request (HTTP, parsing), one after another."""
@@ -200,8 +194,6 @@ class FrontEndConfig(Config):
 class DeciderConfig(Choice):
     """Whether a request is prefilled elsewhere, or where it decodes."""
 
-    shorthand: ClassVar[str] = "name"
-
     name: str = "always"
     """{gnomon.serving.deciders.DECIDERS}, or your own."""
     file: str | None = None
@@ -213,8 +205,6 @@ class DeciderConfig(Choice):
 class DisaggregationConfig(Config):
     """How requests get from the pool that prefills them to the pool that decodes them. `router` chooses among prefill
     replicas."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     decode_router: RouterConfig = RouterConfig(name="least_outstanding")
     """Which replica decodes a request; it is asked first."""
@@ -244,8 +234,6 @@ class DisaggregationConfig(Config):
 class TierConfig(Config):
     """A place for KV beyond the GPU."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
     size_gb: PositiveFloat
     """GB for KV: of each replica, or of the shared store."""
     bandwidth_gb_s: PositiveFloat
@@ -263,8 +251,6 @@ class TierConfig(Config):
 
 class PeersConfig(Config):
     """Other replicas' GPUs as a source of KV."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     bandwidth_gb_s: PositiveFloat
     """GB/s at which a replica gives its KV to others."""
@@ -294,8 +280,6 @@ class KvTiersConfig(Config):
 
 class ToolCacheConfig(Config):
     """What becomes of the KV of a call while the tool runs that its session (`workload.agents`, a trace) waits for."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     keep_s: PositiveFloat | None = None
     """Seconds for which it is held at most, so that nothing else takes its place, until the next call has arrived;

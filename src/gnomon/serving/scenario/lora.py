@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats
@@ -21,8 +21,6 @@ Point = tuple[Annotated[int, Field(ge=1, le=4096)], NonNegativeFloat]
 
 class LoraConfig(Config):
     """LoRA adapters of a replica; which request asks for which is `workload.adapters`, or a trace."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     max_loaded: Annotated[int, Field(ge=1, le=4096)] = 8
     """Adapters that a replica holds at once (vLLM: max_loras); requests for others wait for a place. Memory for all

@@ -1,6 +1,6 @@
 """Power, as a scenario says it: caps, watts, and what is counted beside the GPUs."""
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from gnomon.catalog.power import PowerFacts, power_data, power_of
 from gnomon.core.config import Config
@@ -9,8 +9,6 @@ from gnomon.core.config import Config
 class PowerConfig(Config):
     """Power and energy: what is counted beside the GPUs' own draw. Without the section energy is counted all the same
     where the GPU is known."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     cap_w: PositiveFloat | None = None
     """Most watts of one GPU: its clock is lowered so that it stays within, and what is bound by arithmetic takes longer
