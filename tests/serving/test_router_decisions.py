@@ -482,14 +482,14 @@ def test_gateway_knows_how_late_the_slowest_hundredth_would_be() -> None:
     assert tail_s(memory, at) - memory[at + gateway._TAIL_S] == pytest.approx(0.625, rel=0.01)
 
 
-@pytest.mark.parametrize(("late", "expected"), [(0.0, 0), (14.0, 1)])
-def test_gateway_sends_nobody_where_the_first_token_comes_late(late: float, expected: int) -> None:
+@pytest.mark.parametrize(("late", "within", "expected"), [(0.0, 0.3, 0), (14.0, 0.3, 1), (14.0, 0.0, 0)])
+def test_gateway_sends_nobody_where_the_first_token_comes_late(late: float, within: float, expected: int) -> None:
     """1 ms a token. X has a prompt of 2 s on replica 0; on replica 1 one decodes and three prompts of 0.5 s wait. At
     0.25 s the next first token would come after 2.25 s on replica 0, and after 1.8 s on replica 1, where it holds up
-    more of the others."""
+    more of the others: that may not cost more than a share `within`."""
     arrivals = [0.0, 0.01, 0.1, 0.15, 0.2, 0.25]
     offered = requests_of(arrivals, [2000, 20, 500, 500, 500, 500], [200, 400, 10, 10, 10, 10])
-    assert sent_by("gateway", offered, late=late) == [0, 1, 1, 1, 1, expected]
+    assert sent_by("gateway", offered, late=late, within=within) == [0, 1, 1, 1, 1, expected]
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(-1.0, [0, 1, 2, 0, 1]), (1.0, [0, 0, 0, 0, 0])])

@@ -14,9 +14,11 @@ time that the slowest hundredth would need were all work spread evenly. Short wa
 it very much, whatever the fleet and the load. How long that is, is known from all replicas together, wherever the work
 lies: from what is ahead on them, by their speeds. Its 99th percentile is followed from arrival to arrival, and what is
 left of a prefill that one finds under way is added. It counts for what is new of a prompt: where most of it is cached,
-a request may well wait. Beside that and the times of `unselfish` a request counts what its prompt costs later: those
-who wait already (`later`), and the cached prefixes that must give way (`reuse`). `omniscient: 1` looks at tables and
-states instead.
+a request may well wait. And it chooses only among replicas that cost hardly more than the least, by a share of
+`within`: a sooner first token is not worth any price.
+
+Beside that and the times of `unselfish` a request counts what its prompt costs later: those who wait already (`later`),
+and the cached prefixes that must give way (`reuse`). `omniscient: 1` looks at tables and states instead.
 """
 
 import math
@@ -33,9 +35,9 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, expected_output, it
 _READ_S, _ITERATIONS, _TOKENS, _PRODUCED, _BUSY, _FREE = range(6)
 # ... when a token came last, and how many had come; prefill sent of late, and when that was brought up to date; ...
 _HEARD_S, _HEARD, _SENT_S, _SENT_AT_S = range(6, 10)
-# ... the fit: a factor, four speeds, their normal equations.
-_FACTOR, _SPEEDS, _SUMS, _PRODUCTS = 10, 11, 15, 19
-_PER_REPLICA = 35
+# ... the fit: a factor, four speeds, their normal equations; what the request costs there, and how late it would be.
+_FACTOR, _SPEEDS, _SUMS, _PRODUCTS, _COST, _LATENESS = 10, 11, 15, 19, 35, 36
+_PER_REPLICA = 37
 # And of the fleet, behind all of them.
 _COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW, _USUAL = range(7)
 _OF_FLEET = 2  # Numbers more per replica: the fleet's are ten, and eight come with any memory.
@@ -213,8 +215,8 @@ def _learn_tail(memory: Any, of_fleet: int, even_s: float, alone_s: float) -> No
 @router(
     "gateway",
     options={
-        **ADDED_WEIGHTS, "later": 1.0, "reuse": 5.0, "late": 14.0, "silence": 4.0,
-        "scrape_s": 0.25, "kv_loss": 0.0, "omniscient": 0.0,
+        **ADDED_WEIGHTS, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 8.0, "silence": 4.0,
+        "scrape_s": 0.25, "kv_loss": 0.0, "omniscient": 0.0, "within": 0.3,
     },
     memory=_PER_REPLICA + _OF_FLEET,
     predicts=True,
@@ -234,7 +236,7 @@ def gateway(fleet: Fleet, request_id: int) -> int:
     output = max(1.0, expected_output(fleet, request_id, mean))
     tail_s = _tail_s(memory, of_fleet)
     ahead_of_all, speeds, most_found = 0.0, 0.0, 0.0
-    chosen, least = fleet.candidates[0], math.inf
+    least = math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         state, known, mine = replicas[r], _known(fleet, r, now, weights[7], omniscient), _PER_REPLICA * r
@@ -266,12 +268,18 @@ def gateway(fleet: Fleet, request_id: int) -> int:
             cost += weights[5] * memory[of_fleet + _FOUND] * own * (1.0 + known.waiting)
         ahead_of_all += (wait + own) * new / own
         speeds += new / own
-        if tail_s > 0.0:
-            cost += weights[6] * ((wait + own) / tail_s) ** 4 * tail_s * new / prompt
         if known.is_silent:
             cost += _NEVER_S
-        if cost < least:
-            chosen, least = r, cost
+        least = min(least, cost)
+        memory[mine + _COST], memory[mine + _LATENESS] = cost, 0.0
+        if tail_s > 0.0:
+            memory[mine + _LATENESS] = weights[6] * ((wait + own) / tail_s) ** 4 * tail_s * new / prompt
+    chosen, best = fleet.candidates[0], math.inf
+    for i in range(fleet.candidates.size):
+        mine = _PER_REPLICA * fleet.candidates[i]
+        in_all = memory[mine + _COST] + memory[mine + _LATENESS]
+        if memory[mine + _COST] <= (1.0 + weights[11]) * least and in_all < best:
+            chosen, best = fleet.candidates[i], in_all
     _learn_tail(memory, of_fleet, ahead_of_all / speeds, prompt * fleet.candidates.size / speeds)
     new = _new_tokens(fleet, chosen, request_id, weights[9])
     weight = max(0.01, 1.0 / memory[of_fleet + _COUNT])
