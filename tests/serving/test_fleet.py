@@ -592,6 +592,15 @@ def test_a_fleet_that_dies_before_it_serves_is_an_error() -> None:
         run(scenario(timing=slow, workload={"num_requests": 3}, fleet={"failures": failing, "cold_start": FAST}))
 
 
+def test_a_fleet_that_loses_all_tokens_again_and_again_is_an_error() -> None:
+    """Requests of twenty seconds with a token every half, replicas that live for one, and nothing is kept."""
+    failing = {"mtbf_s": 1.0, "mttr_s": 0.0, "detect_s": 0.0, "keeps_tokens": False}
+    slow = {"source": "table", "table": {"per_iteration": 0.5}}
+    load = {"num_requests": 3, "lengths": {"distribution": "fixed", "prompt": 10, "output": 40}}
+    with pytest.raises(ConfigError, match="no request ends any more: replicas die before they can serve"):
+        run(scenario(timing=slow, workload=load, fleet={"failures": failing, "cold_start": FAST}))
+
+
 @pytest.mark.parametrize("field", ["failures.mtbf_s", "stragglers.mean_s", "stragglers.duration_s"])
 def test_events_at_every_moment_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="greater than or equal to 1"):

@@ -13,7 +13,7 @@ from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, U
 from gnomon.serving.autoscaling.traffic import IS_ENDED, Traffic
 from gnomon.serving.scenario.autoscaling import FleetConfig
 
-IN_VAIN = 100
+IN_VAIN = 50
 """Failures of each replica between two looks at whether anything is served at all."""
 
 
@@ -31,8 +31,8 @@ class Lives:
     has_room: Callable[[int, float], None]
     """Called with a pool and the time when a replica may be missing, or can be started again."""
     failures: int = 0
-    latest_token_s: float | None = None
-    """The last token, when that was looked at last."""
+    progress: float | None = None
+    """When the last token came, or where tokens are lost how many requests had ended, when that was looked at last."""
 
     def __post_init__(self) -> None:
         self.link_bytes_s = self.traffic.env.transfers.links.capacity.copy()
@@ -107,18 +107,20 @@ class Lives:
             self.agenda.at(now_s + failures.detect_s + repair_s, self.agenda.in_life(i, self.repair))
 
     def _check_progress(self, now_s: float) -> None:
-        """Requests wait, and replicas die before any of them gets a token: so it would go on for ever."""
-        requests = self.traffic.cluster.requests
-        waiting = (requests.arrival_s <= now_s) & ~IS_ENDED[requests.status]
-        latest_s = float(np.fmax.reduce(requests.last_token_s, initial=0.0))
-        if waiting.any() and latest_s == self.latest_token_s:
+        """Requests wait, and replicas die before any of them gets a token, or before any ends where what it had is
+        lost: so it would go on for ever."""
+        requests, keeps = self.traffic.cluster.requests, self.config.failures.keeps_tokens
+        ended = IS_ENDED[requests.status]
+        progress = float(np.fmax.reduce(requests.last_token_s, initial=0.0) if keeps else ended.sum())
+        if progress == self.progress and (~ended & (requests.arrival_s <= now_s)).any():
             raise ConfigError(
-                f"{self.failures:,} failures until {now_s:.0f} s, and requests get no tokens any more: replicas die "
-                "before they can serve.",
+                f"{self.failures:,} failures until {now_s:.0f} s, and "
+                f"{'requests get no tokens' if keeps else 'no request ends'} any more: replicas die before they can "
+                "serve.",
                 where="fleet.failures.mtbf_s",
                 fix="Give longer times between failures.",
             )
-        self.latest_token_s = latest_s
+        self.progress = progress
 
     def _noticed(self, i: int, now_s: float) -> None:
         """The death of a replica is noticed: its requests are sent again, and another one starts in its stead."""
