@@ -593,10 +593,10 @@ def test_a_fleet_that_dies_before_it_serves_is_an_error() -> None:
 
 
 def test_a_fleet_that_loses_all_tokens_again_and_again_is_an_error() -> None:
-    """Requests of twenty seconds with a token every half, replicas that live for one, and nothing is kept."""
+    """Requests of twenty seconds with a hundred tokens in each, replicas that live for one, and nothing is kept."""
     failing = {"mtbf_s": 1.0, "mttr_s": 0.0, "detect_s": 0.0, "keeps_tokens": False}
-    slow = {"source": "table", "table": {"per_iteration": 0.5}}
-    load = {"num_requests": 3, "lengths": {"distribution": "fixed", "prompt": 10, "output": 40}}
+    slow = {"source": "table", "table": {"per_iteration": 0.01}}
+    load = {"num_requests": 3, "lengths": {"distribution": "fixed", "prompt": 10, "output": 2000}}
     with pytest.raises(ConfigError, match="no request ends any more: replicas die before they can serve"):
         run(scenario(timing=slow, workload=load, fleet={"failures": failing, "cold_start": FAST}))
 
