@@ -227,7 +227,7 @@ class RunRecord:
     def lags(self) -> dict[int, float]:
         """Share of the trained groups by the weight updates between their first token and their training."""
         ages, counts = np.unique(np.concatenate([step.ages for step in self.steps]), return_counts=True)
-        return {int(age): count / counts.sum() for age, count in zip(ages, counts.tolist(), strict=True)}
+        return dict(zip(ages.tolist(), (counts / counts.sum()).tolist(), strict=True))
 
     @property
     def mfu(self) -> float:

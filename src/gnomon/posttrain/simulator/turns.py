@@ -44,7 +44,12 @@ class TurnRollouts(Rollouts):
         super().__init__(config, num_instances, Sequences(*rows, kept))
         self._each, self.sequences = self.sequences, sequences
         self._most, self._size = most, size
-        self._rng = stream(config.seed, "tools", step)
+        # Drawn beforehand: what a call takes does not depend on when it is made.
+        environment, rng = config.environment, stream(config.seed, "tools", step)
+        mean_s, shape = environment.tool_s, environment.tool_shape
+        tries = rng.geometric(1.0 - environment.failure, (count, most))
+        self._call_s = (tries - 1) * environment.timeout_s + mean_s / shape * rng.standard_gamma(shape, tries.shape)
+        self._reward_s = environment.reward_s * rng.exponential(1.0, count)
         self._ends_s = np.full(count, np.inf)
         self._seat = np.full(count, -1, np.int64)
         self._is_live, self._calls = np.zeros(count, bool), [0.0] * (config.environment.concurrency or 0)
@@ -82,16 +87,15 @@ class TurnRollouts(Rollouts):
         self._seen = super().num_finished
         live = np.flatnonzero(self._is_live)
         ends = super().finished_s[live * self._most + self._turn[live]]
-        environment = self._environment
         for i in np.argsort(ends, kind="stable"):
             if ends[i] == math.inf:
                 break
             one, end_s = int(live[i]), float(ends[i])
             self._is_live[one] = False
             if self._turn[one] + 1 == self._turns[one]:
-                self._ends_s[one] = self._rewarded_s(one, end_s + self._rng.exponential(1.0) * environment.reward_s)
+                self._ends_s[one] = self._rewarded_s(one, end_s + float(self._reward_s[one]))
                 continue
-            heapq.heappush(self._returns, (self._call(end_s), one))
+            heapq.heappush(self._returns, (self._called_s(one, end_s), one))
 
     def _rewarded_s(self, one: int, at: float) -> float:
         """When the reward model, if there is one, has read a sequence: on the copy that is free first."""
@@ -102,13 +106,9 @@ class TurnRollouts(Rollouts):
         heapq.heappush(self._judges, end_s)
         return end_s
 
-    def _call(self, at: float) -> float:
+    def _called_s(self, one: int, at: float) -> float:
         """When a call that is made at `at` comes back; failed ones are repeated."""
-        environment, seconds = self._environment, 0.0
-        while self._rng.random() < environment.failure:
-            seconds += environment.timeout_s
-        shape = environment.tool_shape
-        seconds += self._rng.gamma(shape, environment.tool_s / shape) if environment.tool_s else 0.0
+        seconds = float(self._call_s[one, self._turn[one]])
         if not self._calls:
             return at + seconds
         back_s = max(at, heapq.heappop(self._calls)) + seconds
