@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnomon.core.config import load
+from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.posttrain.costs.training import Costs
 from gnomon.posttrain.policies import make_policy
@@ -152,3 +152,16 @@ def test_plain_python_gives_the_same_result() -> None:
     )
     config = small(lengths={"mean": 60}, algorithm={"rollout_batch_size": 8})
     assert float(plain.stdout) == pytest.approx(run(config, make_policy("elastic")).step_s, rel=1e-12)
+
+
+def test_slower_kernels_are_launched_no_slower() -> None:
+    # A Grace launches a layer for 1.1 ms, whatever its kernels take; only those are slowed down.
+    given = {"model": "qwen3-30b-a3b", "device": "gb200", "cluster": {"num_nodes": 4, "gpus_per_node": 4}}
+    seconds = []
+    for efficiency in (1.0, 0.5):
+        config = build(
+            Posttrain, given | {"actor": {"efficiency": efficiency, "expert_parallel": 16, "recompute": 0.0}}
+        )
+        seconds.append([Costs(config, 16).train_s(np.array([tokens])) for tokens in (512, 131_072)])
+    few, many = (slow / fast for fast, slow in zip(*seconds, strict=True))
+    assert few < 1.1 and 1.9 < many <= 2.0

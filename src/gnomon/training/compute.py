@@ -95,7 +95,7 @@ class Compute:
             least = constants.eager.forward_layer_s, constants.eager.backward_layer_s
         elif c.framework == "megatron" and not c.cuda_graphs:
             least = constants.launch_layer_s, 2.0 * constants.launch_layer_s
-        forward, backward = (constants.launching(c.device) * one for one in least)
+        forward, backward = (c.launching * constants.launching(c.device) * one for one in least)
         made.add("host", max(0.0, forward - made.forward_s), max(0.0, backward - made.backward_s))
 
     def _operator(self, made: Pass, operator: Operator) -> None:

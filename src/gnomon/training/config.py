@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from gnomon import catalog
 from gnomon.catalog import Model, Node
@@ -92,6 +92,8 @@ class TrainConfig(Config):
     """Layers go through torch.compile (fsdp and transformers)."""
     cuda_graphs: bool = True
     """Kernels are launched as graphs (megatron); else a layer takes no less than launching them one by one."""
+    launching: PositiveFloat = 1.0
+    """Seconds of launching kernels one by one, over those of the device's host."""
     tensor_overlap: bool = True
     """Tensor-parallel communication runs beside the products that need it (megatron)."""
     head_chunk: CountOrNone = 0

@@ -158,7 +158,7 @@ class _Step:
             both = 2.0 * self.exchange.expert_s() * self._exposed_exchange
             made.add("expert_exchange", both, both)
             if c.framework == "megatron" and not c.expert_capacity:
-                least = self.compute.release.expert_layer_least_s
+                least = c.launching * self.compute.release.expert_layer_least_s
                 if not c.cuda_graphs:
                     least *= self.compute.constants.launching(c.device)
                 waits = max(0.0, least - made.forward_s), max(0.0, 2.0 * least - made.backward_s)

@@ -1,7 +1,8 @@
 """Seconds of everything but generation: log-probabilities, training, and what moves in between.
 
 Training and its forward pass are those of `gnomon.training`: a micro-batch takes what its tokens take, and what
-attention takes for the length of each of its sequences. `efficiency` of the component divides both.
+attention takes for the length of each of its sequences. `efficiency` of the component divides both, but no layer is
+faster than its kernels are launched.
 """
 
 import heapq
@@ -294,6 +295,7 @@ def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompu
         release=part.release,
         compile=part.compile,
         cuda_graphs=False,
+        launching=part.efficiency,  # All is divided by it, but launching takes what it takes.
         attention_kernel="fa2" if is_sharded else "newest",
         head_chunk=HEAD_CHUNK,
     )
