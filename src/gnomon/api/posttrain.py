@@ -13,6 +13,7 @@ from gnomon.api.result import Progress, Result, TableResult, read
 from gnomon.core.config import save
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
+from gnomon.posttrain.policies import COMPARED, POLICIES
 from gnomon.posttrain.scenario.config import Posttrain
 
 if TYPE_CHECKING:
@@ -20,12 +21,11 @@ if TYPE_CHECKING:
     from gnomon.posttrain.simulator.record import RunRecord
     from gnomon.posttrain.studies.compare import Outcome
     from gnomon.posttrain.studies.plan import Planned
-    from gnomon.posttrain.studies.stages import Calibrated, StageCosts
+    from gnomon.posttrain.studies.stages import Calibrated
 
 __all__ = [
-    "PolicyComparison", "Posttrain", "PosttrainPlan", "PosttrainRun", "calibrate", "compare_policies",
-    "compared_policies", "decide", "plan_posttrain", "policy_names", "posttrain", "stage_costs",
-    "takes_cluster_flags",
+    "COMPARED", "POLICIES", "PolicyComparison", "Posttrain", "PosttrainPlan", "PosttrainRun", "calibrate",
+    "check_policies", "compare_policies", "decide", "plan_posttrain", "posttrain",
 ]  # fmt: skip
 
 PosttrainLike = Posttrain | Mapping[str, Any] | str | Path | None
@@ -89,7 +89,7 @@ def compare_policies(
     **overrides: Any,
 ) -> PolicyComparison:
     """Policies (all built-in ones unless given) on the same lengths, and what a clairvoyant would have done."""
-    from gnomon.posttrain.studies.compare import COMPARED, compare, policies_to_compare
+    from gnomon.posttrain.studies.compare import compare, policies_to_compare
 
     config = read(Posttrain, given, overrides)
     chosen = policies_to_compare(config, tuple(policies or COMPARED))
@@ -120,16 +120,6 @@ class PolicyComparison(Result):
         for one in self.outcomes:
             PosttrainRun(self.config, one.record).save(folder / one.policy)
         return write_text(folder / "policies.json", json.dumps(self.to_dict(), indent=1)).parent
-
-
-def stage_costs(actor: float = 0.0, rollout: float = 0.0, inference: float = 0.0) -> StageCosts:
-    """Measured seconds of each stage, all components taking turns on all GPUs; 0 for what was not measured."""
-    from gnomon.posttrain.studies.stages import StageCosts
-
-    for name, seconds in (("actor", actor), ("rollout", rollout), ("inference", inference)):
-        if not 0.0 <= seconds < 1e12:
-            raise ConfigError(f"{seconds:g} seconds of {name} are no measured time.", fix="Give seconds from 0 on.")
-    return StageCosts(actor, rollout, inference)
 
 
 def plan_posttrain(
@@ -177,13 +167,16 @@ class PosttrainPlan(Result):
         return self.write_page(Path(folder) / "report.html").parent
 
 
-def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Efficiencies:
-    """Fit the efficiency of each component to its measured seconds."""
+def calibrate(
+    given: PosttrainLike = None, *, rollout_s: float = 0.0, inference_s: float = 0.0, actor_s: float = 0.0,
+    **overrides: Any,
+) -> Efficiencies:  # fmt: skip
+    """Fit the efficiency of each component to its measured seconds, all taking turns; 0 for what was not measured."""
+    from gnomon.posttrain.studies.stages import StageCosts
     from gnomon.posttrain.studies.stages import calibrate as fit
     from gnomon.report.blocks import Table
 
-    if measured.colocated_s <= 0:
-        raise ConfigError("nothing was measured.", fix="Give --rollout-s, --inference-s or --actor-s.")
+    measured = StageCosts(actor_s, rollout_s, inference_s)
     found = fit(read(Posttrain, given, overrides), measured)
     rows = [
         {
@@ -236,24 +229,3 @@ def check_policies(config: Posttrain, policies: Sequence[str]) -> None:
     from gnomon.posttrain.studies.compare import policies_to_compare
 
     policies_to_compare(config, tuple(policies))
-
-
-def policy_names() -> list[str]:
-    """Policies that are known."""
-    from gnomon.posttrain.policies import POLICIES
-
-    return POLICIES.names()
-
-
-def takes_cluster_flags(policy: str) -> bool:
-    """Whether options of a policy are flags of the cluster (`use_pre_process_policy` and so on)."""
-    from gnomon.posttrain.policies import POLICIES
-
-    return bool(POLICIES[policy].cluster_flags)
-
-
-def compared_policies() -> tuple[str, ...]:
-    """The policies of a comparison unless others are given."""
-    from gnomon.posttrain.studies.compare import COMPARED
-
-    return COMPARED

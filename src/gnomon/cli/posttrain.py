@@ -98,10 +98,7 @@ def _names(text: str) -> list[str]:
 @file_option("--out", "Write the calibrated configuration.", "file")
 @answered("calibrating")
 @config_options(api.Posttrain)
-def calibrate(
-    config: str, rollout_s: float, inference_s: float, actor_s: float, file: Path | None, overrides: dict[str, Any],
-    on_progress: Any,
-) -> Any:  # fmt: skip
+def calibrate(config: str, file: Path | None, overrides: dict[str, Any], on_progress: Any, **measured: float) -> Any:
     """Fit the efficiency of each component to its measured seconds, with components taking turns on all GPUs.
 
     A stage without a measurement keeps its efficiency.
@@ -111,7 +108,7 @@ def calibrate(
       gnomon posttrain calibrate examples/posttrain/elastic.yaml --rollout-s 340 --inference-s 60 --actor-s 210 \\
         --out calibrated.yaml
     """
-    found = api.calibrate(config, measured=api.stage_costs(actor_s, rollout_s, inference_s), **overrides)
+    found = api.calibrate(config, **measured, **overrides)
     if file:
         found.save_config(file)
     return found

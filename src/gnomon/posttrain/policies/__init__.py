@@ -80,6 +80,8 @@ POLICIES: Registry[SchedulingSpec] = Registry(
     built_in={name: f"gnomon.posttrain.policies.{module}" for name, module in _IN.items()},
     where="policy.name",
 )
+COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
+"""Those of a comparison unless others are named."""
 
 
 def scheduling_policy(name: str, **traits: Any) -> Callable[[P], P]:

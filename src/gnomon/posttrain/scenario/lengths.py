@@ -1,9 +1,9 @@
 """How long the prompts and responses of a step are: one draw per step, the same for every policy."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gnomon.core.streams import stream
 from gnomon.posttrain.scenario.config import LengthsConfig
 
 _PROBABILITIES = 65_536
+_CDF, _QUANTILE = (np.vectorize(one, otypes=[float]) for one in (NormalDist().cdf, NormalDist().inv_cdf))
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ def draw(config: LengthsConfig, num_groups: int, group_size: int, seed: int, ste
     shared = rng.standard_normal((num_groups, 1))
     own = rng.standard_normal((num_groups, group_size))
     rho = config.group_correlation
-    uniform = _normal_cdf(np.sqrt(rho) * shared + np.sqrt(1.0 - rho) * own)
+    uniform = _CDF(np.sqrt(rho) * shared + np.sqrt(1.0 - rho) * own)
     response = quantile(config, config.mean * (1.0 + config.drift) ** step, uniform)
     prompts = stream(seed, "prompts", step).gamma(4.0, config.prompt_mean / 4.0, (num_groups, 1))
     prompt = np.clip(np.rint(prompts), 1, config.max_prompt)
@@ -66,7 +67,7 @@ def _unit_quantiles(distribution: str, shape: float) -> tuple[Floats, Floats]:
     at = (np.arange(_PROBABILITIES) + 0.5) / _PROBABILITIES
     if distribution == "lognormal":
         sigma = np.sqrt(np.log1p(1.0 / shape))
-        return at, np.exp(sigma * _normal_quantile(at) - 0.5 * sigma * sigma)
+        return at, np.exp(sigma * _QUANTILE(at) - 0.5 * sigma * sigma)
     return at, _gamma_quantile(at, shape)
 
 
@@ -84,21 +85,6 @@ def _gamma_quantile(at: Floats, shape: float) -> Floats:
     density = np.exp((shape - 1.0) * np.log(x) - shape * x)
     cumulative = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(x))])
     return np.interp(at, cumulative / cumulative[-1], x)
-
-
-def _normal_cdf(z: Floats) -> Floats:
-    return 0.5 * (1.0 + np.vectorize(math.erf, otypes=[float])(z / np.sqrt(2.0)))
-
-
-def _normal_quantile(at: Floats) -> Floats:
-    z = np.linspace(-8.0, 8.0, 160_001)
-    return np.interp(at, _grid_cdf(z), z)
-
-
-def _grid_cdf(z: Floats) -> Floats:
-    density = np.exp(-0.5 * z * z)
-    cumulative = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
-    return cumulative / cumulative[-1]
 
 
 @lru_cache(maxsize=8)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,11 @@ class Prompts:
     age: Ints
     """[group]: weight updates since the first token."""
     num_carried: int = 0
-    num_complete: int = 0
-    """Of those carried over, groups that need only be trained."""
+
+    @cached_property
+    def num_complete(self) -> int:
+        """Of those carried over, groups that need only be trained."""
+        return int((self.generated >= self.response)[: self.num_carried].all(axis=1).sum())
 
     def sequences(self, count: int, *, keep_kv: bool = False) -> Sequences:
         """Of the first `count` groups; with `keep_kv` those that have begun go on with their KV cache."""
@@ -45,13 +49,7 @@ class Prompts:
         rows = np.concatenate([again, waiting])
         generated = np.concatenate([kept, self.generated[waiting]])
         age = np.where(generated.sum(axis=1) > 0, self.age[rows] + 1, 0)
-        return Prompts(self.prompt[rows], self.response[rows], generated, age, len(rows)).counted()
-
-    def counted(self) -> Prompts:
-        """With the number of those that are complete."""
-        mine = slice(0, self.num_carried)
-        is_complete = (self.generated[mine] >= self.response[mine]).all(axis=1)
-        return replace(self, num_complete=int(is_complete.sum()))
+        return Prompts(self.prompt[rows], self.response[rows], generated, age, len(rows))
 
     def without_stale(self, max_lag: int) -> tuple[Prompts, Prompts]:
         """Carried groups that may still be trained, and those that are too old."""
@@ -60,5 +58,4 @@ class Prompts:
 
     def _rows(self, chosen: NDArray[np.bool_]) -> Prompts:
         rows = np.flatnonzero(chosen)
-        kept = Prompts(self.prompt[rows], self.response[rows], self.generated[rows], self.age[rows], len(rows))
-        return kept.counted()
+        return Prompts(self.prompt[rows], self.response[rows], self.generated[rows], self.age[rows], len(rows))

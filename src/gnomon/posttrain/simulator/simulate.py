@@ -94,5 +94,4 @@ def _prompts(config: Posttrain, number: int, left: Prompts | None) -> Prompts:
         np.concatenate([left.generated, zeros]),
         np.concatenate([np.where(left.generated.sum(axis=1) > 0, left.age, lag), zeros[:, 0] + lag]),
         left.num_carried,
-        left.num_complete,
     )

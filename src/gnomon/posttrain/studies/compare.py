@@ -8,13 +8,12 @@ is among its choices. It bounds these plans, not every conceivable one.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from gnomon.posttrain.policies import Policy, make_policy
+from gnomon.posttrain.policies import COMPARED, Policy, make_policy
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import placement_of
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.simulate import cluster_options, run
 
-COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
 BASELINE, ORACLE = "disaggregated", "oracle"
 """What speed-ups are over, the static placement side by side; and the best of all plans, with hindsight."""
 _ORACLE_SHARES = (0.3, 0.5, 0.7)

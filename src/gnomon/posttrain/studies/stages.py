@@ -127,9 +127,12 @@ def colocated_costs(config: Posttrain) -> StageCosts:
 
 def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
     """Efficiencies with which the stages, taking turns on all GPUs, last as long as measured (0: leave alone)."""
-    if min(asdict(measured).values()) < 0:
-        raise ConfigError("measured seconds are negative.", fix="Give seconds of one step per stage.")
+    for name, seconds in asdict(measured).items():
+        if not 0.0 <= seconds < 1e12:
+            raise ConfigError(f"{seconds:g} seconds of {name} are no measured time.", fix="Give seconds from 0 on.")
     targets = {name: target for name, target in asdict(measured).items() if target > 0}
+    if not targets:
+        raise ConfigError("nothing was measured.", fix="Give --rollout-s, --inference-s or --actor-s.")
     simulated = colocated_costs(config)
     for _ in range(MAX_ROUNDS):
         ratios = {name: getattr(simulated, name) / target for name, target in targets.items()}

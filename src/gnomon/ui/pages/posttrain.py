@@ -8,16 +8,15 @@ from dash.development.base_component import Component
 
 from gnomon import catalog
 from gnomon.api.posttrain import (
+    COMPARED,
+    POLICIES,
     PolicyComparison,
     Posttrain,
     PosttrainPlan,
     check_policies,
     compare_policies,
-    compared_policies,
     plan_posttrain,
-    policy_names,
     posttrain,
-    takes_cluster_flags,
 )
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
@@ -99,7 +98,7 @@ def _count(name: str, label: str, default: int, group: str, *, most: float, **mo
 
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("policy", "Policy", "elastic", wide=True, options=policy_names,
+    Choice("policy", "Policy", "elastic", wide=True, options=POLICIES.names,
            field=("policy.name", "scheduling policy")),
     Switch("pre", "Rollout also starts on the actor's GPUs", default=True, wide=True),
     Switch("wait", "Wait before the last mini-batch", wide=True),
@@ -135,7 +134,7 @@ CONTROLS: tuple[Control, ...] = (
     Choice("question", "Question", COMPARE, options=QUESTIONS, wide=True, group="Comparison"),
     Number("lag", "Most lag of a plan", 1, most=8, least=0, whole=True, group="Comparison",
            help="Weight updates from a first token to its training"),
-    Choices("policies", "Policies", compared_policies(), options=policy_names, wide=True, group="Comparison"),
+    Choices("policies", "Policies", COMPARED, options=POLICIES.names, wide=True, group="Comparison"),
     Switch("oracle", "With the oracle, which knows every length", wide=True, group="Comparison"),
     Hidden("job"),
 )  # fmt: skip
@@ -161,9 +160,7 @@ def body(state: dict[str, Any]) -> list[Component]:
             html.Div(
                 [
                     html.P("On the same lengths. A click on a policy shows its time line above.", className="more"),
-                    tall_graph(
-                        PAGE.id("compared"), policies_height(len(compared_policies())), "GPUs by owner, per policy"
-                    ),
+                    tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
                     html.Div(id=PAGE.id("rows"), className="under-plot"),
                 ],
                 id=PAGE.id("comparison"),
@@ -196,7 +193,7 @@ def _live() -> dict[str, Input]:
 
 def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
     """Options of another policy than the chosen one."""
-    return () if takes_cluster_flags(state["policy"]) else CLUSTER_FLAGS
+    return () if POLICIES[state["policy"]].cluster_flags else CLUSTER_FLAGS
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +251,7 @@ def _register_comparison(app: Dash) -> None:
     )
     def choose(click: dict[str, Any] | None) -> Any:
         policy = click["points"][0].get("customdata") if click else None
-        return policy if policy in policy_names() else no_update
+        return policy if policy in POLICIES.names() else no_update
 
 
 Asked = tuple[Posttrain, tuple[str, ...] | int, bool]
