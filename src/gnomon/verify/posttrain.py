@@ -323,9 +323,19 @@ NOTES = {
 
 
 def told(checks: list[Check], letters: str) -> Findings:
-    """One row per published value."""
-    rows = [_row(check) for check in checks]
-    printed = [_printed(check) for check in checks]
+    """One row per published value; printed, errors are in per cent, and gates say whether they hold."""
+    rows: list[dict[str, Any]] = [
+        {
+            "source": one.source, "what": one.what, "published": one.published, "ours": one.ours,
+            "error": None if one.is_bound else one.error, "role": one.role, "ok": one.ok,
+        }
+        for one in checks
+    ]  # fmt: skip
+    printed = [
+        row | {"error": "" if row["error"] is None else f"{row['error']:+z.1%}",
+               "ok": ("yes" if row["ok"] else "NO") if row["role"] == "gate" else ""}
+        for row in rows
+    ]  # fmt: skip
     table = Table(printed, "Published results of RL post-training", left=("source", "what", "role", "ok"))
     blocks: list[Block] = [table, *(Line(f"{letter}: {NOTES[letter]}") for letter in letters)]
     if set(NOTES) - set(letters) == set(OF_REFERENCE):
@@ -333,23 +343,3 @@ def told(checks: list[Check], letters: str) -> Findings:
     return Findings(
         checks, rows, {"checks": rows}, blocks, [f"{one.source} {one.what}" for one in checks if not one.ok]
     )
-
-
-def _row(check: Check) -> dict[str, Any]:
-    return {
-        "source": check.source,
-        "what": check.what,
-        "published": check.published,
-        "ours": check.ours,
-        "error": None if check.is_bound else check.error,
-        "role": check.role,
-        "ok": check.ok,
-    }
-
-
-def _printed(check: Check) -> dict[str, Any]:
-    """Errors in per cent; gates say whether they hold."""
-    row = _row(check)
-    row["error"] = "" if check.is_bound else f"{100 * check.error:+z.1f} %"
-    row["ok"] = ("yes" if check.ok else "NO") if check.role == "gate" else ""
-    return row

@@ -48,19 +48,21 @@ def starts(record: RunRecord) -> list[float]:
 
 def bars(record: RunRecord) -> list[Bar]:
     """Neighbouring GPUs with the same owner over the same time are one bar."""
-    return [bar for step, start in zip(record.steps, starts(record), strict=True) for bar in _bars_of_step(step, start)]
+    found = []
+    for step, start in zip(record.steps, starts(record), strict=True):
+        found += _bars_of([part for span in step.spans for part in _with_idle(step, span)], step.number, start)
+    return found
 
 
-def _bars_of_step(step: StepRecord, start: float) -> list[Bar]:
+def _bars_of(spans: list[Span], number: int, start: float) -> list[Bar]:
     found: list[Bar] = []
-    spans = [part for span in step.spans for part in _with_idle(step, span)]
     for span in sorted(spans, key=lambda one: (one.owner, one.start_s, one.end_s, one.gpu)):
         last = found[-1] if found else None
         begin, end = start + span.start_s, start + span.end_s
         if last and (last.owner, last.start_s, last.end_s, last.last) == (span.owner, begin, end, span.gpu - 1):
-            found[-1] = Bar(span.owner, last.first, span.gpu, begin, end, step.number)
+            found[-1] = Bar(span.owner, last.first, span.gpu, begin, end, number)
         else:
-            found.append(Bar(span.owner, span.gpu, span.gpu, begin, end, step.number))
+            found.append(Bar(span.owner, span.gpu, span.gpu, begin, end, number))
     return found
 
 
@@ -117,8 +119,8 @@ def allocation_figure(record: RunRecord) -> Figure:
     for owner, colour in COLOURS.items():
         mine = [bar for bar in found if bar.owner == owner]
         if mine:
-            traces.append(_bar_trace(mine, owner, colour))
-    traces += _minibatches(record)
+            traces.append(_owned_trace(mine, owner, colour))
+    traces.append(_minibatches(record))
     moments, series = counts(record)
     for owner, values in series.items():
         if any(values):
@@ -129,54 +131,40 @@ def allocation_figure(record: RunRecord) -> Figure:
     return {"data": traces, "layout": _layout(record)}
 
 
-def _bar_trace(mine: list[Any], name: str, colour: str) -> Figure:
-    said = [
-        f"<b>{name}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
-        for bar in mine
-    ]
+def _bar_trace(mine: list[Bar], name: str, colour: str, said: list[str]) -> Figure:
     lengths, middles = [bar.end_s - bar.start_s for bar in mine], [(bar.first + bar.last) / 2 for bar in mine]
     drawn = look.bars(lengths, middles, colour, name=name, base=[bar.start_s for bar in mine], hovertext=said)
     heights = [bar.last - bar.first + 1 for bar in mine]
     return drawn | {"width": heights, "marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text"}
 
 
-def _minibatches(record: RunRecord) -> list[Figure]:
+def _owned_trace(mine: list[Bar], name: str, colour: str) -> Figure:
+    said = [
+        f"<b>{name}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
+        for bar in mine
+    ]
+    return _bar_trace(mine, name, colour, said)
+
+
+def _minibatches(record: RunRecord) -> Figure:
     """Where the actor computes, as darker bars on its GPUs."""
-    at, length, y, width, text, hover = [], [], [], [], [], []
+    mine, numbers, said = [], [], []
     for step, start in zip(record.steps, starts(record), strict=True):
         for one in step.work:
-            if one.component != "actor":
-                continue
-            for first, last in _ranges(one.gpus):
-                at.append(start + one.start_s)
-                length.append(one.end_s - one.start_s)
-                y.append((first + last) / 2)
-                width.append(last - first + 1)
-                text.append(str(one.number + 1))
-                seconds = one.end_s - one.start_s
-                hover.append(
-                    f"<b>mini-batch {one.number + 1}</b><br>{len(one.gpus)} GPUs"
-                    f"<br>{seconds:.1f} s, computing {one.busy_s / seconds:.0%}"
-                )
-    marker = {"color": "#2F5279", "line": {"color": "#FFFFFF", "width": 0.8}}
-    return [
-        {
-            "type": "bar", "orientation": "h", "name": "training", "base": at, "x": length, "y": y, "width": width,
-            "marker": marker, "text": text, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
-            "textfont": {"color": "#FFFFFF", "size": 11}, "hovertext": hover, "hoverinfo": "text",
-        }
-    ]  # fmt: skip
-
-
-def _ranges(gpus: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Contiguous runs of GPU numbers."""
-    found: list[tuple[int, int]] = []
-    for gpu in gpus:
-        if found and found[-1][1] == gpu - 1:
-            found[-1] = (found[-1][0], gpu)
-        else:
-            found.append((gpu, gpu))
-    return found
+            if one.component == "actor":
+                spans = [Span(gpu, "actor", one.start_s, one.end_s) for gpu in one.gpus]
+                found = _bars_of(spans, step.number, start)
+                share = one.busy_s / (one.end_s - one.start_s)
+                words = f"<b>mini-batch {one.number + 1}</b><br>{len(one.gpus)} GPUs"
+                words += f"<br>{one.end_s - one.start_s:.1f} s, computing {share:.0%}"
+                mine += found
+                numbers += [str(one.number + 1)] * len(found)
+                said += [words] * len(found)
+    return _bar_trace(mine, "training", "#2F5279", said) | {
+        "marker": {"color": "#2F5279", "line": {"color": "#FFFFFF", "width": 0.8}},
+        "text": numbers, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+        "textfont": {"color": "#FFFFFF", "size": 11},
+    }  # fmt: skip
 
 
 def _count_trace(moments: list[float], values: list[int], name: str, colour: str) -> Figure:
