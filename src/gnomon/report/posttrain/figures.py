@@ -183,9 +183,10 @@ def _layout(record: RunRecord) -> Figure:
         **TIME_LINE,
         "uniformtext": {"minsize": 8, "mode": "hide"},
         "height": 760,
-        "margin": {"l": 76, "r": 18, "t": 46, "b": 44},
+        "margin": {"l": 76, "r": 18, "t": 60, "b": 44},
         "shapes": lines,
         "annotations": versions if len(record.steps) > 1 else [],
+        "legend": TIME_LINE["legend"] | {"y": 1.03},  # Above the versions.
         "xaxis": TIME_LINE_AXIS | {"range": [0, record.duration_s], "title": {"text": "seconds"}, "anchor": "y3"},
         "yaxis": {
             "domain": [0.46, 1],

@@ -40,16 +40,16 @@ def run_text(result: Any) -> list[Block]:
     record: RunRecord = result.record
     shares = ", ".join(f"{cause} {share:.1%}" for cause, share in record.shares().items())
     bubbles = ", ".join(f"{name} {share:.0%}" for name, share in record.bubbles().items())
-    lags = ", ".join(f"{lag}: {share:.0%} of groups" for lag, share in record.lags().items())
+    lags = ", ".join(f"{lag}: {share:.1%} of groups" for lag, share in record.lags().items())
     return [
         *run_cards(record),
         Section("Who has which GPU", [Plot("allocation", lambda: allocation_figure(record), "tall")]),
         Section("Where the GPU time goes", [split_table(CAUSES, cause_rows(record), "words")]),
         Table([step_row(step) for step in record.steps], f"{record.policy} on {record.num_gpus} GPUs"),
-        Line(f"step {record.step_s:.1f} s   {record.tokens_s:,.0f} tokens/s   GPU time: {shares}"),
+        Line(f"step {record.step_s:.1f} s; {record.tokens_s:,.0f} tokens/s; GPU time: {shares}"),
         Line(
-            f"{record.tokens_s / record.num_gpus:,.0f} tokens/s/GPU   training MFU {record.mfu:.0%}"
-            f"   ${record.dollars_per_step:,.2f} a step   idle while owned: {bubbles}"
+            f"{record.tokens_s / record.num_gpus:,.0f} tokens/s/GPU; training MFU {record.mfu:.1%};"
+            f" ${record.dollars_per_step:,.2f} a step; idle while owned: {bubbles}"
         ),
         Line(f"version lag: {lags}" + (f"   {record.num_dropped} groups dropped" if record.num_dropped else "")),
         *lines(record.notes),
@@ -162,12 +162,13 @@ def plan_figure(plans: list[Planned]) -> dict[str, Any]:
         marks.append(
             {
                 "type": "scatter", "mode": "markers", "name": mode, "marker": {"color": colour, "size": 10},
+                "cliponaxis": False,
                 "x": [round(one.mean_lag, 3) for one in mine], "y": [round(one.samples_s, 3) for one in mine],
                 "text": ["<br>".join(f"{name} {cell(value)}" for name, value in one.row().items()) for one in mine],
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )  # fmt: skip
-    lag = {"title": {"text": "weight updates from a first token to its training, mean"}, "rangemode": "tozero"}
+    lag = {"title": {"text": "mean lag, weight updates"}, "rangemode": "tozero"}
     speed = {"title": {"text": "samples/s"}, "rangemode": "tozero"}
     layout = look.plot_layout("Samples per second and lag of plans", lag, speed)
     return {"data": marks, "layout": layout | {"showlegend": True, "hovermode": "closest", "height": 420}}
