@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,10 +10,11 @@ import yaml
 import gnomon
 from conftest import CommandLine
 from gnomon.api.posttrain import compare_policies
-from gnomon.convert.rl_commands import read_verl, rlinf_yaml, verl_flags
+from gnomon.convert.rl_commands import read_rlinf, read_verl, rlinf_yaml, verl_flags
 from gnomon.core.config import build
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import placement_of
+from gnomon.posttrain.simulator.simulate import policy_of
 
 SMALL = str(Path(__file__).parents[2] / "examples" / "posttrain" / "small.yaml")
 
@@ -189,3 +191,40 @@ def test_the_documented_decisions_are_those_that_are_made(cli, tmp_path: Path) -
         assert all(f"`{action['kind']}`" in row[3] for action in one["actions"])
         if snapshot["sequences_unfinished"]:
             assert f"{snapshot['sequences_unfinished']:,}" in row[2] and str(snapshot["groups_ready"]) in row[2]
+
+
+def test_rlinf_s_own_yaml_is_a_set_up_and_back(cli: CommandLine, tmp_path: Path) -> None:
+    """Components side by side with a scheduler; all on the same GPUs, where the actor computes log-probabilities."""
+    degrees = {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 1}
+    given: dict[str, Any] = {
+        "cluster": {"num_nodes": 8, "auto_scheduler": True, "use_pre_process_policy": True, "monitor_interval": 2},
+        "runner": {"seq_length": 28_672, "logger": {"log_path": "${runner.output_dir}"}},
+        "algorithm": {"group_size": 16, "n_minibatches": 4, "recompute_logprobs": True, "adv_type": "grpo"},
+        "rollout": {"model_dir": "/models/Qwen2.5-7B/", "rollout_backend": "sglang", "tensor_parallel_size": 2},
+        "data": {"max_prompt_length": 1024, "rollout_batch_size": 512},
+        "actor": {"training_backend": "megatron", "model": degrees, "offload_optimizer": True},
+        "inference": {"model": degrees},
+    }
+    given["cluster"]["component_placement"] = {
+        "actor": "0-15",
+        "rollout": "16-55",
+        "inference": "56-63",
+        "reward": "all",
+    }
+    file = tmp_path / "rlinf.yaml"
+    file.write_text(yaml.safe_dump(given))
+    config, without = read_rlinf(str(file))
+    assert list(without) == ["algorithm.adv_type"] and config.model == "Qwen2.5-7B"
+    assert (config.lengths.max_response, config.lengths.mean) == (27_648, 6912)
+    assert (config.rollout.preset, config.actor.tensor_parallel, config.actor.offload) == ("sglang", 4, True)
+    assert config.transitions.check_interval_s == 2 and policy_of(config, placement_of(config)).name == "elastic"
+    again = tmp_path / "again.yaml"
+    again.write_text(rlinf_yaml(config))
+    assert placement_of(read_rlinf(str(again))[0]) == placement_of(config) and rlinf_yaml(config) == again.read_text()
+    assert rlinf_yaml(read_rlinf(str(again))[0]) == again.read_text()
+    given["cluster"] = {"num_nodes": 2, "component_placement": {"actor,rollout,reward": "all"}}
+    file.write_text(yaml.safe_dump(given))
+    shared = build(Posttrain, yaml.safe_load(cli("convert", "rlinf", str(file), "--gpu", "h200").output))
+    assert placement_of(shared).is_shared and shared.algorithm.actor_passes == 1 and shared.device == "h200"
+    for wrong in ("cluster.num_nodes=2", "nothing"):
+        assert "Traceback" not in cli("convert", "rlinf", wrong, code=2).output

@@ -12,8 +12,8 @@ from gnomon.cli.printing import json_option, print_json
 from gnomon.cli.progress import say_if_compiling
 from gnomon.core.errors import MissingExtraError
 
-TOOLS = ("vidur", "vllm", "sglang", "trtllm", "megatron", "verl", "inference-perf", "guidellm")
-JOBS = {"megatron": "train step", "verl": "posttrain run"}
+TOOLS = ("vidur", "vllm", "sglang", "trtllm", "megatron", "verl", "rlinf", "inference-perf", "guidellm")
+JOBS = {"megatron": "train step", "verl": "posttrain run", "rlinf": "posttrain run"}
 """Tools whose commands are jobs of training, and what runs them here."""
 
 
@@ -49,6 +49,7 @@ def convert(
       gnomon convert guidellm "guidellm run --profile kind=poisson,rate=2 --data prompt_tokens=256,output_tokens=128"
       gnomon convert megatron "pretrain_gpt.py --tensor-model-parallel-size 8 ..." --model llama-3-70b --gpus 64
       gnomon convert verl "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.nnodes=4 ..." --out posttrain.yaml
+      gnomon convert rlinf qwen2.5-7b-grpo-megatron-dynamic.yaml --model qwen2.5-7b --out posttrain.yaml
     """
     from gnomon import convert as converting
     from gnomon.core.files import write_text
@@ -61,10 +62,10 @@ def convert(
         from gnomon.convert.training_commands import as_train_yaml
 
         gpu = device or "h100"
-        if tool == "verl":
-            text = as_posttrain_yaml(given, model=model, device=gpu)
-        else:
+        if tool == "megatron":
             text = as_train_yaml(given, model=model, device=gpu, gpus=gpus)
+        else:
+            text = as_posttrain_yaml(tool, given, model=model, device=gpu)
         if out is not None:
             write_text(out, text)
         said = f"Wrote {out}: run it with `gnomon {JOBS[tool]} {out}`."

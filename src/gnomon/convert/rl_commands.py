@@ -1,7 +1,8 @@
-"""A post-training set-up as options of verl and RLinf, and verl's options as a set-up."""
+"""A post-training set-up as options of verl and RLinf, and their options as a set-up."""
 
 import math
 import shlex
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ DEFAULTS: dict[str, Any] = {
     "data.max_response_length": 512, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
 }  # fmt: skip
 """What verl takes where nothing is said (its ppo_trainer.yaml)."""
+RLINF = {
+    **{f"cluster.{name}": f"cluster.{name}" for name in (
+        "num_nodes", "auto_scheduler", "use_pre_process_policy", "use_wait_before_last_iter_policy")},
+    **{f"algorithm.{name}": f"algorithm.{name}" for name in ("group_size", "n_minibatches", "recompute_logprobs")},
+    **{f"{part}.model.{kind}_model_parallel_size": f"{part}.{kind}_parallel"
+       for part in ("actor", "inference") for kind in ("tensor", "pipeline", "expert")},
+    **{f"{part}.model.context_parallel_size": f"{part}.context_parallel" for part in ("actor", "inference")},
+    **{f"rollout.{kind}_parallel_size": f"rollout.{kind}_parallel" for kind in ("tensor", "pipeline")},
+    "cluster.monitor_interval": "transitions.check_interval_s",
+    "data.rollout_batch_size": "algorithm.rollout_batch_size",
+    "data.max_prompt_length": "lengths.max_prompt",
+    "rollout.model_dir": "model", "rollout.rollout_backend": "rollout.preset",
+    "rollout.gpu_memory_utilization": "rollout.memory_utilization",
+    "rollout.max_running_requests": "rollout.max_running_requests",
+    "rollout.enforce_eager": "rollout.host.launch_in_graphs",
+    "actor.training_backend": "actor.framework", "actor.enable_dp_load_balance": "actor.balance",
+    "actor.offload_optimizer": "actor.offload",
+}  # fmt: skip
+"""Options of RLinf's YAML that mean the same as a field here; the placement and the longest sequence stand for more."""
 PROMPTS_PER_SERVER = 16
 """Generated at once by each engine of the fully asynchronous trainer (max_concurrent_samples of its rollouter)."""
 MEAN_SHARE = 0.25
@@ -74,6 +94,38 @@ def read_verl(text: str, *, device: str = "h100", model: str | None = None) -> t
         raise ConfigError(f"{MODEL}.path is not given.", where="the command", fix="Give it, or --model NAME.")
     _finish(values, given)
     return build(Posttrain, values), without
+
+
+def read_rlinf(text: str, *, device: str = "h100", model: str | None = None) -> tuple[Posttrain, dict[str, str]]:
+    """The set-up of RLinf's YAML for reasoning, and options that say nothing about it."""
+    given = _options(text)
+    given.setdefault("rollout.model_dir", given.pop("rollout.model.model_path", None))
+    values: dict[str, Any] = {"device": device}
+    placement: dict[str, Any] = {}
+    without = {}
+    for name, value in given.items():
+        if name in RLINF and value is not None:
+            _put(values, RLINF[name], value)
+        elif name.startswith("cluster.component_placement."):
+            components = name.removeprefix("cluster.component_placement.").split(",")
+            placement |= {one: value for one in map(str.strip, components) if one in ("actor", "rollout", "inference")}
+        elif name != "runner.seq_length" and value is not None:
+            without[name] = "not known here, or nothing that a step's time depends on"
+    if not placement or "runner.seq_length" not in given:
+        raise ConfigError("has no cluster.component_placement, or no runner.seq_length.", where="RLinf's YAML")
+    values["model"] = model or Path(values.get("model", "")).name
+    _put(values, "cluster.component_placement", placement)
+    if "inference" not in placement and values.setdefault("algorithm", {}).pop("recompute_logprobs", True):
+        values["algorithm"] |= {"recompute_logprobs": False, "actor_passes": 1}  # The actor computes them itself.
+    _lengths(values, given["runner.seq_length"] - values.setdefault("lengths", {}).get("max_prompt", 0))
+    return build(Posttrain, values), without
+
+
+def _lengths(values: dict[str, Any], longest: int) -> None:
+    """What options say about lengths, and means that they do not say."""
+    lengths = values["lengths"]
+    lengths |= {"max_response": longest, "mean": MEAN_SHARE * longest}
+    lengths["prompt_mean"] = max(1, lengths["max_prompt"] // 4)
 
 
 def _finish(values: dict[str, Any], given: dict[str, Any]) -> None:
@@ -105,9 +157,7 @@ def _finish(values: dict[str, Any], given: dict[str, Any]) -> None:
             actor["pass_tokens"] = given[f"{ROLLOUT}.log_prob_max_token_len_per_gpu"] * copies
     if given.get(f"{ROLLOUT}.expert_parallel_size", 1) > 1:
         values["rollout"]["expert_parallel"] = True
-    lengths = values.setdefault("lengths", {})
-    lengths["mean"] = MEAN_SHARE * lengths["max_response"]
-    lengths["prompt_mean"] = max(1, lengths["max_prompt"] // 4)
+    _lengths(values, values["lengths"]["max_response"])
     if is_apart:
         _place(values, given)
         a |= {"fetch_minibatches": fetch, "mode": "async" if a.get("staleness") else "sync"}
@@ -141,7 +191,7 @@ def _options(text: str) -> dict[str, Any]:
         where = text.strip()
         data = parse_yaml(read_text(where), where)
         if not isinstance(data, dict):
-            raise DataError("is no configuration of verl.", where=where, fix="Give a YAML file, or key=value words.")
+            raise DataError("is no configuration.", where=where, fix="Give a YAML file, or key=value words.")
         return dict(_leaves(data))
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -150,7 +200,7 @@ def _options(text: str) -> dict[str, Any]:
     pairs = [word.lstrip("+").partition("=") for word in words if "=" in word and not word.startswith("-")]
     found = {name: parse_yaml(value, name) if value else None for name, _, value in pairs if "." in name}
     if not found:
-        raise ConfigError("has no options of verl.", where="the command", fix="Give words such as trainer.nnodes=2.")
+        raise ConfigError("has no options.", where="the command", fix="Give a file, or words as trainer.nnodes=2.")
     return found
 
 
@@ -162,11 +212,11 @@ def _leaves(data: dict[str, Any], prefix: str = "") -> Any:
             yield f"{prefix}{name}", value
 
 
-def as_posttrain_yaml(text: str, *, device: str = "h100", model: str | None = None) -> str:
-    """A verl set-up as YAML for `gnomon posttrain run`, with what was not read as comments."""
-    config, without = read_verl(text, device=device, model=model)
+def as_posttrain_yaml(tool: str, text: str, *, device: str = "h100", model: str | None = None) -> str:
+    """A set-up of verl or RLinf as YAML for `gnomon posttrain run`, with what was not read as comments."""
+    config, without = (read_verl if tool == "verl" else read_rlinf)(text, device=device, model=model)
     told = "".join(f"#   {name}: {why}\n" for name, why in without.items())
-    head = f"# From verl. Its options do not say lengths: the mean is {MEAN_SHARE:g} of the longest; set your own.\n"
+    head = f"# From {tool}. Its options do not say lengths: the mean is {MEAN_SHARE:g} of the longest; set your own.\n"
     head += f"# Without a counterpart:\n{told}" if told else ""
     return head + to_yaml(config.model_dump(mode="json", exclude_unset=True))
 
@@ -237,24 +287,13 @@ def _apart(config: Posttrain, trainer: int, rollout: int) -> dict[str, Any]:
 
 def rlinf_yaml(config: Posttrain) -> str:
     """The set-up in the sections of RLinf's YAML."""
-    a, actor, rollout = config.algorithm, config.actor, config.rollout
     sizes = placement_of(config).by_name().items()
-    placement = {name: f"{gpus[0]}-{gpus[-1]}" for name, gpus in sizes if gpus}
-    longest = config.lengths.max_prompt + config.lengths.max_response
-    data = {
-        "cluster": {"num_nodes": config.cluster.num_nodes, "component_placement": placement},
-        "runner": {"seq_length": longest},
-        "algorithm": {
-            "group_size": a.group_size, "n_minibatches": a.n_minibatches, "recompute_logprobs": a.recompute_logprobs,
-        },
-        "data": {"rollout_batch_size": a.rollout_batch_size, "max_prompt_length": config.lengths.max_prompt},
-        "rollout": {
-            "tensor_parallel_size": rollout.tensor_parallel, "max_running_requests": rollout.max_running_requests,
-            "gpu_memory_utilization": rollout.memory_utilization,
-        },
-        "actor": {"model": {
-            "tensor_model_parallel_size": actor.tensor_parallel,
-            "pipeline_model_parallel_size": actor.pipeline_parallel,
-        }},
-    }  # fmt: skip
-    return to_yaml(data)
+    data: dict[str, Any] = {}
+    for name, field in RLINF.items():
+        value = reduce(getattr, field.split("."), config)
+        if value is not None and (config.algorithm.recompute_logprobs or not name.startswith("inference.")):
+            _put(data, name, value)
+    data["cluster"]["component_placement"] = {name: f"{gpus[0]}-{gpus[-1]}" for name, gpus in sizes if gpus}
+    data["runner"] = {"seq_length": config.lengths.max_prompt + config.lengths.max_response}
+    said = "# RLinf's pipeline trains on policy: how far generation may run ahead has no counterpart.\n"
+    return (said if config.algorithm.carries else "") + to_yaml(data)
