@@ -284,7 +284,7 @@ def found(done: Run) -> dict[str, Any]:
         said["changes"] = [x for change in done.fleet.changes for x in change]
         said["decisions"] = [x for pool in done.fleet.decisions for one in pool for x in one]
         said["lost"] = [done.fleet.failures, done.fleet.retries]
-        said["rates"] = done.fleet.replica_rate
+        said["rates"] = [one for rates in done.fleet.rates for one in (rates or {1: 0.0}).values()]
         said["samples"] = done.fleet.samples.sum(axis=(0, 1)) if done.fleet.samples.size else []
     return said
 

@@ -52,6 +52,10 @@ def test_the_bound_of_tokens() -> None:
     assert bounded({"per_token": 0.001}, **staged) == pytest.approx(1 / 0.220), "the times are those of a stage"
 
 
+def test_iterations_that_take_no_time_bound_nothing() -> None:
+    assert bounded({}) > 1e6
+
+
 def test_the_bound_of_pools_adds_up_each_with_its_own_times() -> None:
     slow = {"source": "table", "table": {"per_token": 0.002}}
     fast = {"source": "table", "table": {"per_token": 0.001}}

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.autoscaling.capacity import measured_rate, slo_check
+from gnomon.serving.autoscaling.capacity import measured_rate, measured_rates, slo_check
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, ControllerSpec, View
+from gnomon.serving.autoscaling.controllers.slo_planner import forecast
 from gnomon.serving.autoscaling.controllers.target_utilization import PACE
 from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.workload.slo import SloConfig, UserClass
@@ -21,7 +22,7 @@ def view(name: str, options: dict[str, float] | None = None, **changes: Any) -> 
     seen: dict[str, Any] = {
         "now_s": 100.0, "interval_s": 10.0, "ready": 2, "starting": 0, "draining": 0, "desired": 2, "min_replicas": 0,
         "max_replicas": 10, "arrival_rate": 4.0, "waiting": 0, "running": 0, "utilization": 0.5, "kv_use": 0.1,
-        "slo_met": None, "cold_start_s": 20.0, "replica_rate": 2.0, "steps": (), "memory": {},
+        "slo_met": None, "cold_start_s": 20.0, "pool_rates": {1: 2.0}, "steps": (), "memory": {},
     }  # fmt: skip
     return View(**{**seen, **changes, "options": {**CONTROLLERS[name].options, **(options or {})}})
 
@@ -39,7 +40,7 @@ def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -
         ("queue_driven", {"waiting": 5.0, "running": 64.0, "kv_use": 0.8, "cooldown_s": 300.0, **PACE}, ()),
         (
             "slo_planner",
-            {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "down_s": 300.0},
+            {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0},
             ("profiles",),
         ),
         ("oracle", {"goal": 0.99, "pieces": 24.0, "runs": 150.0}, ("sees_future",)),
@@ -139,18 +140,68 @@ def test_oracle_follows_its_steps_once(now_s: float, wanted: int) -> None:
 
 
 def test_slo_planner_forecasts_on_a_line() -> None:
-    """4, 6 and 8 per second at 80, 90 and 100 s: 12 at 120 s, when a replica would be ready; 12 x 1.1 / 2 = 6.6."""
+    """4, 6 and 8 per second at 80, 90 and 100 s: 14 at 130 s, when a replica of the next decision would be ready;
+    14 x 1.1 / 2 = 7.7. Of one or two the last counts: 4 x 1.1 / 2 = 2.2, 6 x 1.1 / 2 = 3.3."""
     memory: dict[str, Any] = {}
     asked = [answer("slo_planner", now_s=80.0 + 10 * i, arrival_rate=4.0 + 2 * i, memory=memory) for i in range(3)]
-    assert asked == [3, 3, 7]  # 4 x 1.1 / 2 = 2.2; the mean of 4 and 6, 5 x 1.1 / 2 = 2.75.
+    assert asked == [3, 4, 8]
 
 
-def test_slo_planner_goes_down_when_fewer_were_wanted_for_a_while() -> None:
+def test_slo_planner_counts_for_what_comes_before_the_next_decision_helps() -> None:
+    """8, 6 and 4 per second: 0 at 120 s, when a replica that is asked for now would be ready, and less later."""
+    memory: dict[str, Any] = {}
+    asked = [answer("slo_planner", now_s=80.0 + 10 * i, arrival_rate=8.0 - 2 * i, memory=memory) for i in range(3)]
+    assert asked == [5, 5, 4], "5 were wanted 20 s ago, which is as long as a start takes; then 4"
+
+
+@pytest.mark.parametrize(
+    ("rates", "at_s", "expected"),
+    [
+        ([4.0, 4.0, 4.0, 9.0], 130.0, 9.0),  # A burst: no line of three holds both.
+        ([4.0, 9.0, 10.0, 11.0], 130.0, 13.0),  # Three behind the jump lie on one: one more in ten seconds.
+        ([4.0, 4.3, 3.8, 4.1], 130.0, 4.0),  # Noise of counting: 4 x 10 s = 40 requests, give or take six.
+        ([7.0], 130.0, 7.0),
+    ],
+)
+def test_a_forecast_is_on_the_longest_line_that_noise_explains(
+    rates: list[float], at_s: float, expected: float
+) -> None:
+    seen = [(110.0 - 10.0 * (len(rates) - 1 - i), rate) for i, rate in enumerate(rates)]
+    assert forecast(seen, at_s, 10.0) == pytest.approx(expected, abs=0.15)
+
+
+def test_bends_that_are_usual_are_noise() -> None:
+    """4, 8, 4, 8, ...: more than counting explains, but a line is through them all; through three alone it is not."""
+    assert forecast([(10.0 * i, 4.0 + 4.0 * (i % 2)) for i in range(9)], 90.0, 100.0) == pytest.approx(5.78, abs=0.01)
+    assert forecast([(0.0, 4.0), (10.0, 8.0), (20.0, 4.0)], 30.0, 100.0) == 4.0
+
+
+def test_slo_planner_goes_down_when_fewer_were_wanted_for_as_long_as_a_start_takes() -> None:
     memory: dict[str, Any] = {}
     options = {"history": 1.0}
     assert answer("slo_planner", options, arrival_rate=8.0, memory=memory) == 5
-    assert answer("slo_planner", options, arrival_rate=2.0, memory=memory, now_s=399.0) == 5
-    assert answer("slo_planner", options, arrival_rate=2.0, memory=memory, now_s=400.0) == 2
+    assert answer("slo_planner", options, arrival_rate=2.0, memory=memory, now_s=119.0) == 5
+    assert answer("slo_planner", options, arrival_rate=2.0, memory=memory, now_s=120.0) == 2
+
+
+def test_the_margin_is_what_forecasts_missed_by() -> None:
+    """Always 4 forecast, and 5 come in the last three of twelve decisions (30 s, a start and an interval): a quarter
+    more in the mean of three. Until six errors are known it is a tenth."""
+    memory: dict[str, Any] = {"forecasts": [(100.0 + 10.0 * i, 4.0) for i in range(20)]}
+    options = {"history": 1.0}
+    asked = [
+        answer("slo_planner", options, now_s=100.0 + 10.0 * i, arrival_rate=rate, memory=memory, max_replicas=99)
+        for i, rate in enumerate([4.0] * 9 + [5.0] * 3)
+    ]
+    assert asked[:6] == [3] * 6, "4 x 1.1 / 2"
+    assert asked[6:9] == [2, 2, 2], "no error, no margin"
+    assert asked[-1] == 4, "5 x 1.25 / 2 = 3.1"
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.0, 0), (2.0, 1), (2.1, 2), (12.0, 4), (12.1, 5), (15.0, 5), (99.0, 10)])
+def test_replicas_for_a_rate(rate: float, count: int) -> None:
+    """One serves 2, four 12: three each, as do more; two serve 2 x 2.5 and three 3 x 2.79."""
+    assert view("slo_planner", pool_rates={1: 2.0, 4: 12.0}).replicas_for(rate) == count
 
 
 def test_slo_planner_corrects_what_was_measured() -> None:
@@ -193,9 +244,9 @@ def test_the_queue_decides_where_no_slo_does() -> None:
     between 32 and 64 find 37."""
     rates: list[float] = []
 
-    def measure(_: Any, pool: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
         rates.append(rate)
-        assert (pool, count) == (1, 2000)
+        assert (pool, size, count) == (1, 1, 2000)
         waits = np.array([0.0, 0.49, 9.0] if rate <= 37.0 else [0.0, 0.5, 0.5])
         return NOBODY, records(3, arrival_s=5.0, scheduled_s=5.0 + waits)
 
@@ -208,7 +259,7 @@ def test_the_queue_decides_where_no_slo_does() -> None:
 def test_all_but_one_in_a_hundred_meet_their_slo_once_it_has_settled(late: Any, holds: bool) -> None:
     """The first fifth of 125 does not count: of the other 100 one may be late."""
 
-    def measure(_: Any, pool: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
         first_s = np.where(np.isin(np.arange(125), list(late)), 0.3, 0.1) if rate <= 1.0 else np.full(125, 0.3)
         return NOBODY, records(125, first_token_s=first_s)
 
@@ -224,13 +275,30 @@ def test_a_replica_that_serves_nobody_or_everybody_has_no_rate() -> None:
         measured_rate(of({}), 0, lambda *_: (NOBODY, records(3, status=REJECTED)))
     rates: list[float] = []
 
-    def measure(_: Any, pool: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
         rates.append(rate)
         return NOBODY, records(3)
 
     with pytest.raises(ConfigError, match="serves any load"):
         measured_rate(of({}), 0, measure)
     assert rates[-1] == 2.0**19, "a million a second is any load"
+
+
+def test_one_four_and_sixteen_are_measured_as_far_as_there_are_so_many() -> None:
+    """Each of several serves a tenth more than one alone; a search begins at what so many singles serve."""
+    asked: dict[int, list[float]] = {}
+
+    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
+        asked.setdefault(size, []).append(rate)
+        assert count == {1: 2000, 4: 4000, 16: 8000}[size]
+        wait_s = 0.0 if rate <= (8.0 if size == 1 else 8.8 * size) else 9.0
+        return NOBODY, records(3, arrival_s=5.0, scheduled_s=5.0 + wait_s)
+
+    assert measured_rates(of({}), 0, 3, measure) == {1: 8.0}
+    rates = measured_rates(of({}), 0, 15, measure)
+    assert list(rates) == [1, 4] and rates[4] == pytest.approx(35.2, rel=0.02)
+    assert asked[4][0] == 32.0
+    assert list(measured_rates(of({}), 0, 16, measure)) == [1, 4, 16]
 
 
 @pytest.mark.parametrize(

@@ -456,7 +456,7 @@ def test_what_is_seen_of_a_pool_that_is_not_there() -> None:
     """Nobody is up; what is booked for ever, of one that died, was no time in use."""
     cluster = arrays(4, replicas=2)
     one, a = traffic(cluster, members(OFF, DOWN)), cluster.replicas
-    pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
+    pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, rates={1: 3.0})
     seen = Observer(ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], None)
     assert seen.sampled().shape == (0, 1, 13)
     a.busy_s, cluster.stage_free_s[:, 0] = [1.0, 1.0], [np.inf, 1.0]
@@ -477,7 +477,7 @@ def test_what_is_seen_of_a_pool() -> None:
     """Two ranks, four seconds: busy for 1 and 5 s, of which 2 s lie beyond now: half of the time. Then a quarter."""
     cluster = arrays(4, replicas=2)
     one, a = traffic(cluster, members(UP, UP)), cluster.replicas
-    pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
+    pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, rates={1: 3.0})
     seen = Observer(ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], None)
     a.busy_s, cluster.stage_free_s[:, 0] = [1.0, 5.0], [2.0, 6.0]
     a.num_taken, a.num_waiting, a.num_outstanding = [3, 5], [1, 0], [2, 3]

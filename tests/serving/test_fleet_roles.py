@@ -147,8 +147,9 @@ def test_planners_scale_both_pools() -> None:
     fleet = {"controller": {"name": "slo_planner", "interval_s": 1.0}, "max_replicas": 4, "cold_start": FAST}
     done = apart(0, fleet=fleet, slo=slo, disaggregation={"bandwidth_gb_s": 20.0}, replica={"num_kv_blocks": 800})
     assert done.fleet is not None
-    prefill, decode = done.fleet.replica_rate
-    assert prefill > 0 and decode > 0 and prefill != decode
+    prefill, decode = done.fleet.rates
+    assert prefill[1] > 0 and decode[1] > 0 and prefill != decode
+    assert prefill[4] > 2 * prefill[1]
     assert all(done.fleet.decisions)
 
 

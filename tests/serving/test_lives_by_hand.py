@@ -292,7 +292,7 @@ def test_a_controller_is_asked_before_the_end(interval_s: float, ticks: int, mon
     given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(2))
     admitted: list[float] = []
     monkeypatch.setattr(Traffic, "admit", lambda self, now_s: admitted.append(now_s))
-    pools = [PoolView(min_replicas=1, max_replicas=1, desired=1, cold_start_s=1.0, replica_rate=0.0)]
+    pools = [PoolView(min_replicas=1, max_replicas=1, desired=1, cold_start_s=1.0, rates={})]
     config = FleetConfig(controller=ControllerConfig(interval_s=interval_s))
     made = Manager(
         config, CONTROLLERS["fixed"], given.replicas, pools, Traffic(config.failures, fleet, given.env, given.replicas),
@@ -318,7 +318,7 @@ def _seen(has_roles: bool = False, parked: int = 3) -> Any:
     given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(6))
     fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(6))
     traffic = Traffic(FailureConfig(), fleet, given.env, given.replicas)
-    pools = [PoolView(min_replicas=1, max_replicas=2, desired=n, cold_start_s=1.0, replica_rate=0.0) for n in (7, 8)]
+    pools = [PoolView(min_replicas=1, max_replicas=2, desired=n, cold_start_s=1.0, rates={}) for n in (7, 8)]
     return Observer(ControllerConfig(), CONTROLLERS["fixed"], given.replicas, traffic, pools, None)
 
 

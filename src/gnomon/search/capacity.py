@@ -33,7 +33,8 @@ def rate_bound(scenario: Scenario, requests: Requests) -> float:
     row, rates = 0, dict.fromkeys(("both", "prefill", "decode"), 0.0)
     for pool in pools:
         stages = range(row, row + pool.replica.pipeline_parallel)
-        rates[pool.role] += pool.num_ranks / max(_seconds_per_request(pool, tables, stage, served) for stage in stages)
+        slowest_s = max(_seconds_per_request(pool, tables, stage, served) for stage in stages)
+        rates[pool.role] += pool.num_ranks / max(slowest_s, 1e-12)  # Tables may say that it takes no time.
         row += pool.replica.pipeline_parallel
     # Replicas that do both may help either side. Where requests may stay where they decode, prefill replicas only add.
     is_apart = not rates["both"] and DECIDERS.chosen(scenario.disaggregation.decider).always_elsewhere

@@ -104,7 +104,13 @@ def clients() -> dict[str, Client]:
 
 def client_sampling(given: Any) -> dict[str, Any] | None:
     """What a client, as a scenario names it, asks of the sampler; None where it says nothing, or is not known."""
-    name = given if isinstance(given, str) else given.get("name") if isinstance(given, dict) else given.name
+    name = (
+        given
+        if isinstance(given, str)
+        else given.get("name")
+        if isinstance(given, dict)
+        else getattr(given, "name", None)
+    )
     asked = CLIENTS[name].sampling if name in CLIENTS.names else None
     return asked.model_dump(exclude_none=True) if asked else None
 

@@ -1,4 +1,4 @@
-"""What one replica serves within the SLO, measured on a replica alone, as planners do before they deploy."""
+"""What replicas serve within the SLO, measured by themselves, as planners do before they deploy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,15 @@ from gnomon.workload import Requests
 from gnomon.workload.slo import SloConfig
 
 NUM_REQUESTS = 2000
+"""Of one replica; of several, that times the root of their number."""
+SIZES = (1, 4, 16)
+"""Replicas measured together: what each of them serves hardly changes beyond."""
 GOAL = 0.99
 """Share of the requests that must meet their SLO."""
 STEPS = 7
 """Halvings of the bracket: a few percent."""
 
-Measure = Callable[[Scenario, int, float, int], tuple[Requests, object]]
+Measure = Callable[[Scenario, int, int, float, int], tuple[Requests, object]]
 
 
 def slo_check(slo: SloConfig, requests: Requests, records: Any) -> Callable[[Ints], Floats] | None:
@@ -41,20 +44,30 @@ def slo_check(slo: SloConfig, requests: Requests, records: Any) -> Callable[[Int
     return met
 
 
-def measured_rate(scenario: Scenario, pool: int, measure: Measure) -> float:
+def measured_rates(scenario: Scenario, pool: int, most: int, measure: Measure) -> dict[int, float]:
+    """Requests per second that as many replicas as `SIZES` says serve together, as far as there are so many."""
+    rates: dict[int, float] = {}
+    for size in (one for one in SIZES if one <= most):
+        rates[size] = measured_rate(
+            scenario, pool, measure, size, size * max((rate / n for n, rate in rates.items()), default=0.0)
+        )
+    return rates
+
+
+def measured_rate(scenario: Scenario, pool: int, measure: Measure, size: int = 1, known: float = 0.0) -> float:
     """Requests per second, by bisection between loads that were served within the SLO and such that were not.
 
-    `measure(scenario, pool, rate, requests)` runs one replica of a pool under a steady load and returns requests and
-    records. Without an SLO the queue decides: half a second of it in the median is too much.
+    `measure(scenario, pool, size, rate, requests)` runs so many replicas of a pool under a steady load and returns
+    requests and records. Without an SLO the queue decides: half a second of it in the median is too much.
     """
-    low, high = 0.0, 1.0
-    while _holds(scenario, pool, measure, high):
+    low, high = 0.0, known or 1.0
+    while _holds(scenario, pool, size, measure, high):
         low, high = high, high * 2
-        if high > 1e6:
+        if high > 1e6 * size:
             raise ConfigError("one replica serves any load within the SLO.", where="slo")
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _holds(scenario, pool, measure, middle) else (low, middle)
+        low, high = (middle, high) if _holds(scenario, pool, size, measure, middle) else (low, middle)
     if low == 0.0:
         raise ConfigError(
             "one replica alone cannot serve 0.01 requests per second within the SLO.",
@@ -64,8 +77,8 @@ def measured_rate(scenario: Scenario, pool: int, measure: Measure) -> float:
     return low
 
 
-def _holds(scenario: Scenario, pool: int, measure: Measure, rate: float) -> bool:
-    requests, records = measure(scenario, pool, rate, NUM_REQUESTS)
+def _holds(scenario: Scenario, pool: int, size: int, measure: Measure, rate: float) -> bool:
+    requests, records = measure(scenario, pool, size, rate, round(NUM_REQUESTS * size**0.5))
     done = np.flatnonzero(records.status == FINISHED)  # type: ignore[attr-defined]
     if not done.size:
         raise ConfigError(

@@ -130,8 +130,8 @@ class FleetRecord:
     """Of each pool: (time, replicas wanted) whenever that changed."""
     cold_start: list[dict[str, float]]
     """Of each pool: the seconds of each part of a cold start."""
-    replica_rate: list[float]
-    """Of each pool: what one replica serves within the SLO, as measured beforehand; 0 where nobody asked."""
+    rates: list[dict[int, float]]
+    """Of each pool: requests per second that so many replicas serve within the SLO; empty where nobody asked."""
     failures: int
     lost: list[tuple[float, int, int]]
     """(time, replica, requests that were sent again) of each replica that was lost."""

@@ -1,7 +1,7 @@
 """From a scenario's fleet section to the manager of its replicas."""
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.autoscaling.capacity import Measure, measured_rate, slo_check
+from gnomon.serving.autoscaling.capacity import Measure, measured_rates, slo_check
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import PoolView
@@ -38,7 +38,7 @@ def new_manager(
             max_replicas=pool.num_replicas,
             desired=min(count, pool.num_replicas),
             cold_start_s=sum(config.cold_start.parts(pool.weight_bytes).values()),
-            replica_rate=measured_rate(scenario, number, measure) if spec.profiles else 0.0,
+            rates=measured_rates(scenario, number, pool.num_replicas, measure) if spec.profiles else {},
         )
         for number, (pool, count) in enumerate(zip(pools, up, strict=True))
     ]
@@ -70,7 +70,7 @@ def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
         controller=manager.spec.name, members=manager.replicas.members, changes=manager.replicas.changes,
         decisions=[pool.decisions for pool in manager.pools],
         cold_start=[manager.config.cold_start.parts(pool.weight_bytes) for pool in pools],
-        replica_rate=[pool.replica_rate for pool in manager.pools], failures=manager.lives.failures,
+        rates=[pool.rates for pool in manager.pools], failures=manager.lives.failures,
         lost=manager.traffic.lost, samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
         warnings=warnings, gave_up=manager.gave_up,
     )  # fmt: skip

@@ -280,19 +280,21 @@ def option_values(
 
 
 AMPLE_REPLICAS = 16
-"""Replicas of the other pool while one of a pool with a role is measured."""
+"""Replicas of the other pool for each of a pool with a role that is measured."""
 
 
 def _measured(
-    on_progress: Callable[[int, int], None] | None, scenario: Scenario, pool: int, rate: float, num_requests: int
-) -> tuple[Requests, Any]:
-    """One replica of a pool alone, under a steady load; where pools have roles, beside plenty of the others."""
-    pools = [one.model_copy(update={"num_replicas": 1}) for one in scenario.pools[pool : pool + 1]]
+    on_progress: Callable[[int, int], None] | None,
+    scenario: Scenario, pool: int, size: int, rate: float, num_requests: int,
+) -> tuple[Requests, Any]:  # fmt: skip
+    """So many replicas of a pool alone, under a steady load; where pools have roles, beside plenty of the others."""
+    pools = [one.model_copy(update={"num_replicas": size}) for one in scenario.pools[pool : pool + 1]]
     if scenario.has_roles:
-        counts = [1 if number == pool else AMPLE_REPLICAS for number in range(len(scenario.pools))]
+        counts = [size if number == pool else AMPLE_REPLICAS * size for number in range(len(scenario.pools))]
         pools = [one.model_copy(update={"num_replicas": n}) for one, n in zip(scenario.pools, counts, strict=True)]
     plain = {
-        "fleet": None, "num_replicas": 1, "pools": tuple(pools), "time_limit_s": None, "admission": AdmissionConfig(),
+        "fleet": None, "num_replicas": size, "pools": tuple(pools), "time_limit_s": None,
+        "admission": AdmissionConfig(),
     }  # fmt: skip
     others = {"trace", "arrivals", "rate", "num_requests", "warmup_requests"}
     given = scenario.workload.model_dump(exclude=others, exclude_none=True)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gnomon.core.registry import Registry
 
 
@@ -45,14 +47,28 @@ class View:
     given."""
     cold_start_s: float
     """From the decision to start a replica to its first request."""
-    replica_rate: float
-    """Requests per second that one replica serves within the SLO, measured beforehand on a replica alone; 0 unless the
-    controller `profiles`."""
+    pool_rates: Mapping[int, float]
+    """Requests per second that 1, 4, 16 replicas serve within the SLO together, measured beforehand: several even out
+    what overloads one alone. Empty unless the controller `profiles`."""
     options: Mapping[str, float]
     steps: tuple[tuple[float, int], ...]
     """The schedule of the scenario."""
     memory: dict[str, Any]
     """Whatever it wants to remember; its own."""
+
+    @property
+    def replica_rate(self) -> float:
+        """Requests per second that one replica alone serves within the SLO; 0 unless the controller `profiles`."""
+        return self.pool_rates.get(1, 0.0)
+
+    def replicas_for(self, rate: float) -> int:
+        """The fewest replicas that serve `rate` requests per second within the SLO, by `pool_rates`: what one of a pool
+        serves lies on a line over the logarithm of its size, and stays as it is beyond the largest pool measured."""
+        sizes = np.array(list(self.pool_rates))
+        each = np.array(list(self.pool_rates.values())) / sizes
+        counts = np.arange(1, self.max_replicas + 1)
+        served = counts * np.interp(np.log(counts), np.log(sizes), each)
+        return min(int(np.searchsorted(np.maximum.accumulate(served), rate)) + (rate > 0), self.max_replicas)
 
 
 Controller = Callable[[View], float]
@@ -67,7 +83,7 @@ class ControllerSpec:
     options: Mapping[str, float] = field(default_factory=dict)
     """Its options with their defaults."""
     profiles: bool = False
-    """It is told how much one replica can serve within the SLO (`view.replica_rate`)."""
+    """It is told how much replicas can serve within the SLO (`view.pool_rates`, `view.replicas_for`)."""
     sees_future: bool = False
     """Where the scenario has no steps, it is given those of the best schedule by hindsight."""
     needs_steps: bool = False

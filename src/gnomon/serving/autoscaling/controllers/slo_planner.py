@@ -1,36 +1,75 @@
 """Enough replicas for the load that is forecast, as NVIDIA Dynamo's SLA planner does.
 
-What one replica serves within the SLO is measured beforehand, on a replica alone. The load at the time when a replica
-started now would be ready is forecast from the last intervals (a straight line through them), and what was measured is
-corrected by how the SLO was met of late.
+What pools serve within the SLO is measured beforehand. The load is forecast to when a replica that is asked for at the
+next decision would be ready, by the longest straight line through the last intervals that noise alone explains.
+Its own errors are the margin: by how much more came than was forecast. What was measured is corrected by how the SLO
+was met of late.
 """
-
-import math
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.serving.autoscaling.controllers import View, controller
 
-OPTIONS = {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "down_s": 300.0}
+OPTIONS = {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0}
+NOISE = 1.5
+"""Times their variance: what rates may miss a line by."""
 
 
 @controller("slo_planner", options=OPTIONS, profiles=True)
 def slo_planner(view: View) -> int:
-    """Forecast load over what a replica serves, with a margin; down only when it was wanted for a while."""
+    """Replicas for the forecast load and its margin; down only when fewer were wanted for as long as a start takes."""
     memory, options = view.memory, view.options
     seen = [*memory.get("seen", []), (view.now_s, view.arrival_rate)][-int(options["history"]) :]
     memory["seen"] = seen
-    times, rates = np.array(seen).T
-    forecast = float(rates.mean())
-    if len(seen) > 2:
-        slope, _ = np.polyfit(times - times.mean(), rates, 1)
-        forecast += float(slope) * (view.now_s + view.cold_start_s - times.mean())
+    ahead_s = view.cold_start_s + view.interval_s
+    soon, later = (forecast(seen, view.now_s + after_s, view.interval_s) for after_s in (view.cold_start_s, ahead_s))
+    expected = max(soon, later, 0.0)
+    margin = _margin(view, expected, ahead_s)
     correction = memory.get("correction", 1.0)
     if view.slo_met is not None:
         missed = view.slo_met < options["goal"] and view.waiting > view.ready
         correction *= 1.0 - options["correction"] if missed else 1.0 + options["correction"] / 4
     memory["correction"] = correction = min(1.0, max(0.3, correction))
-    wanted = math.ceil(max(forecast, 0.0) * (1.0 + options["margin"]) / (view.replica_rate * correction))
-    recent = [(at_s, count) for at_s, count in memory.get("wanted", []) if at_s > view.now_s - options["down_s"]]
+    wanted = view.replicas_for(expected * (1.0 + margin) / correction)
+    recent = [(at_s, count) for at_s, count in memory.get("wanted", []) if at_s > view.now_s - view.cold_start_s]
     memory["wanted"] = recent = [*recent, (view.now_s, wanted)]
     return max(count for _, count in recent)
+
+
+def forecast(seen: list[tuple[float, float]], at_s: float, interval_s: float) -> float:
+    """The rate at a time, on the longest line through the last intervals that lies within their noise; where not even
+    three lie on one, the last rate."""
+    times, rates = np.array(seen).T
+    variance = NOISE * _variance(rates, interval_s)
+    for first in range(len(seen) - 2):
+        x, y = times[first:] - at_s, rates[first:]
+        slope, at = np.polyfit(x, y, 1)
+        if ((y - at - slope * x) ** 2).sum() <= variance * (len(y) - 2):
+            return float(at)
+    return float(rates[-1])
+
+
+def _variance(rates: Floats, interval_s: float) -> float:
+    """Of the rates about a line: that of counting, or what the median change of their slope says, whichever is more."""
+    counting = max(float(rates.mean()), 1 / interval_s) / interval_s
+    bends = np.abs(np.diff(rates, 2))
+    return max(counting, float(np.median(bends) / 0.6745) ** 2 / 6) if len(bends) > 2 else counting
+
+
+def _margin(view: View, expected: float, ahead_s: float) -> float:
+    """By how much more than forecast came, in the mean of as many decisions as it takes until one helps, in all but the
+    worst of the last hour; as the options say until that is known."""
+    memory, since_s = view.memory, view.now_s - view.options["errors_s"]
+    memory["forecasts"] = [*memory.get("forecasts", []), (view.now_s + ahead_s, expected)]
+    due = [rate for at_s, rate in memory["forecasts"] if at_s <= view.now_s]
+    memory["forecasts"] = memory["forecasts"][len(due) :]
+    if due and due[-1] > 0:
+        error = (view.now_s, view.arrival_rate / due[-1] - 1.0)
+        memory["errors"] = [one for one in [*memory.get("errors", []), error] if one[0] > since_s]
+    errors = [one for _, one in memory.get("errors", [])]
+    if len(errors) < 6:
+        return view.options["margin"]
+    together = max(1, round(ahead_s / view.interval_s))
+    means = [float(np.mean(errors[max(0, last - together) : last])) for last in range(1, len(errors) + 1)]
+    return max(0.0, float(np.quantile(means, view.options["goal"])))
