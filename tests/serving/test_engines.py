@@ -53,6 +53,14 @@ def test_the_device_and_the_model_decide_variants():
     )
 
 
+@pytest.mark.parametrize(("name", "launch_s"), [("vllm", 33e-6), ("sglang", 60e-6), ("trtllm", 60e-6)])
+def test_a_grace_launches_more_slowly(name, launch_s):
+    """By 23.6 microseconds, as was measured."""
+    for device, more_s in (("b200", 0.0), ("gb200", 23.6e-6), ("gb300", 23.6e-6)):
+        host = scenario(engine=name, device=device, model="deepseek-r1").timing.host
+        assert host.launch_per_kernel_s == pytest.approx(launch_s + more_s)
+
+
 def test_the_family_of_attention_decides_the_time_per_layer():
     def per_layer_s(model: str, **given: object) -> float:
         return scenario(engine="sglang", model=model, **given).timing.host.exposed_per_layer_s

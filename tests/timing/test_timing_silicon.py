@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,23 @@ def test_experts_by_load_and_slice(package: Path) -> None:
     (quarter,) = source_of(c).seconds(graph(c)["experts"], np.array([256.0]))
     assert 0.5e-3 * 1.28 / 2 < quarter < 1e-3 * 1.28
     assert "scaled from 128 of 128 experts" in source_of(c).provenance(graph(c)["experts"])
+
+
+def test_fewer_of_the_same_experts_take_no_longer(package: Path) -> None:
+    """One token over eight ranks was measured slower than over four; what others chose differs in nothing."""
+    shape = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128, "moe_dtype": "bfloat16"}
+    times = {4: (0.02, 0.05, 0.4), 8: (0.036, 0.048, 0.2)}
+    rows: list[dict[str, object]] = [
+        {**shape, "num_tokens": t, "moe_tp_size": 1, "moe_ep_size": ep, "distribution": "power_law_1.01", "latency": ms}
+        for ep, all_ms in times.items()
+        for t, ms in zip((1, 4, 64), all_ms, strict=True)
+    ]
+    write(package, "moe/vllm/0.24.0/moe_perf.parquet", rows)
+    for ep, expected in ((4, times[4]), (8, (0.02, 0.048, 0.2))):
+        c = context("qwen3-30b-a3b")
+        c = replace(c, parallelism=Parallelism(tensor_parallel=ep, expert_parallel=True))
+        found = source_of(c).seconds(graph(c)["experts"], np.array([1.0, 4.0, 64.0]))
+        assert found == pytest.approx(1e-3 * np.array(expected))
 
 
 def test_a_table_without_a_column_is_refused(package: Path) -> None:
