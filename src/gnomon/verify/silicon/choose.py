@@ -1,13 +1,12 @@
 """Which servers are looked at: a condition over their fields, a random sample, one by its id."""
 
 import ast
-import operator
-from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.streams import stream
+from gnomon.verify.silicon.launch import evaluate
 from gnomon.verify.silicon.servers import Server, servers
 
 FIELDS = (
@@ -39,48 +38,17 @@ def by_id(name: str) -> Server:
 
 def _meets(server: Server, condition: str) -> bool:
     """Conditions are comparisons joined by `and`, `or` and `not`: `engine == "vllm" and concurrency >= 64`."""
-    try:
-        tree = ast.parse(condition, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise _unreadable(condition) from None
-    return bool(_evaluate(tree, server, condition))
 
-
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-
-
-def _evaluate(node: ast.expr, server: Server, condition: str) -> Any:
-    match node:
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(_evaluate(part, server, condition) for part in parts)
-        case ast.BoolOp(values=parts):
-            return any(_evaluate(part, server, condition) for part in parts)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _evaluate(operand, server, condition)
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            try:
-                return _COMPARE[type(op)](_evaluate(left, server, condition), _evaluate(right, server, condition))
-            except TypeError:
-                raise _unreadable(condition) from None
-        case ast.Constant(value=value):
-            return value
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            return [_evaluate(part, server, condition) for part in parts]
-        case ast.Name(id="gpus"):
-            return server.layout.num_gpus
-        case ast.Name(id=name) if name in FIELDS:
-            return getattr(server, name) or "" if name == "version" else getattr(server, name)
-        case ast.Name(id=name):
+    def field(name: str) -> Any:
+        if name not in FIELDS:
             raise UnknownNameError("field", name, FIELDS, where="--rows")
-    raise _unreadable(condition)
+        return server.layout.num_gpus if name == "gpus" else "" if (value := getattr(server, name)) is None else value
 
-
-def _unreadable(condition: str) -> ConfigError:
-    return ConfigError(
-        f"cannot read the condition {condition!r}.",
-        where="--rows",
-        fix="""Compare fields and join with and, or, not: --rows 'engine == "vllm" and "Llama" in model'.""",
-    )
+    try:
+        return bool(evaluate(ast.parse(condition, mode="eval").body, field))
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise ConfigError(
+            f"cannot read the condition {condition!r}.",
+            where="--rows",
+            fix="""Compare fields and join with and, or, not: --rows 'engine == "vllm" and "Llama" in model'.""",
+        ) from None

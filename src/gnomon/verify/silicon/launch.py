@@ -96,38 +96,48 @@ def _matches(value: Any, wanted: Any) -> bool:
     return value in wanted if isinstance(wanted, list) else bool(value == wanted)
 
 
-_NAMES = (
-    "", "bf16", "fp8", "auto",
-    "trtllm", "cutlass", "deepgemm", "triton", "marlin", "flashinfer",
-    "data", "tensor", "whole", "sliced", "all_gather", "all_to_all", "round_robin", "least_outstanding",
-    "power_law_1.01_eplb",
-)  # fmt: skip
-
-
 def _value(value: Any, known: Mapping[str, Any], file: str) -> Any:
     """A number or a name as it stands, a formula of what is known computed."""
-    if not isinstance(value, str) or value in _NAMES:
+    is_formula = isinstance(value, str) and (set(value) & set("+*/(") or isinstance(known.get(value), int))
+    if not is_formula:
         return value
-    return _evaluate(ast.parse(value, mode="eval").body, known, file)
+    try:
+        return evaluate(ast.parse(value, mode="eval").body, known.__getitem__)
+    except (ValueError, KeyError):
+        raise DataError(f"cannot compute {value!r}.", where=f"data/silicon/{file}.yaml") from None
 
 
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
+_OPERATORS: dict[type[ast.operator] | type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
 
 
-def _evaluate(node: ast.expr, known: Mapping[str, Any], file: str) -> int:
+def evaluate(node: ast.expr, value_of: Callable[[str], Any]) -> Any:
+    """What an expression says of named values: comparisons, and arithmetic of whole numbers. A ValueError where it
+    holds anything else."""
+
+    def of(node: ast.expr) -> Any:
+        return evaluate(node, value_of)
+
     match node:
-        case ast.Constant(value=int(number)):
-            return number
+        case ast.Constant(value=value):
+            return value
         case ast.Name(id=name):
-            return int(known[name])
+            return value_of(name)
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [of(part) for part in parts]
+        case ast.BoolOp(op=op, values=parts):
+            return (all if isinstance(op, ast.And) else any)(of(part) for part in parts)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not of(operand)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](of(left), of(right))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left, known, file), _evaluate(right, known, file))
+            return _OPERATORS[type(op)](int(of(left)), int(of(right)))
         case ast.Call(func=ast.Name(id="max"), args=arguments):
-            return max(_evaluate(one, known, file) for one in arguments)
+            return max(of(one) for one in arguments)
         case ast.Call(func=ast.Name(id="power_of_two"), args=[argument]):  # The largest that is not above it.
-            return 1 << max(_evaluate(argument, known, file).bit_length() - 1, 0)
-    raise DataError(f"cannot compute {ast.unparse(node)!r}.", where=f"data/silicon/{file}.yaml")
+            return 1 << max(int(of(argument)).bit_length() - 1, 0)
+    raise ValueError(ast.unparse(node))
