@@ -179,8 +179,8 @@ class Study:
         """Nothing calibrated: the rule and its inputs are published."""
         config = published.side_by_side("1.5B", 128, DATA["D"]["mean_tokens"])  # Model-parallel sizes 2, 1, 2.
         advice = advise(config, StageCosts(actor=101, rollout=224, inference=10))
-        for name, expected in DATA["E"].items():
-            yield Check("E", f"{name} GPUs", expected, getattr(advice, name), "gate", limit=0.0)
+        for name, ours in zip(("actor", "rollout", "inference"), advice, strict=True):
+            yield Check("E", f"{name} GPUs", DATA["E"][name], ours, "gate", limit=0.0)
 
     # verl and NeMo-RL, and the described system's own YAML.
 
@@ -271,7 +271,8 @@ def _balanced(config: Posttrain) -> list[tuple[int, int, int]]:
     def distance(sizes: tuple[int, int, int]) -> float:
         return sum(abs(size / total - share) for size, share in zip(sizes, shares, strict=True))
 
-    return sorted(candidates(config), key=distance)[:C_PLACEMENTS]
+    found = sorted(candidates(config), key=lambda sizes: (distance(sizes), -sizes[1], sizes[0]))
+    return found[:C_PLACEMENTS]
 
 
 def _with(config: Posttrain, efficiencies: dict[str, float]) -> Posttrain:

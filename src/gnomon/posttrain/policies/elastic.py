@@ -9,11 +9,6 @@ from gnomon.posttrain.policies.snapshot import Actions, Finish, Migrate, Scale, 
 from gnomon.posttrain.policies.static import side_by_side
 
 
-def largest_valid(snapshot: Snapshot, gpus: int) -> int:
-    """The largest valid actor of at most so many GPUs; 0 where none is."""
-    return max((size for size in snapshot.valid_actor_sizes if size <= gpus), default=0)
-
-
 def instances_to_release(snapshot: Snapshot, per_instance: float) -> tuple[int, ...]:
     """Beyond those that the running sequences need, as many as let the actor grow to the largest valid size.
 
@@ -25,21 +20,26 @@ def instances_to_release(snapshot: Snapshot, per_instance: float) -> tuple[int, 
     keep = max(1, math.ceil(snapshot.sequences_unfinished / per_instance))
     at_hand = len(snapshot.actor) + len(snapshot.free)
     most = max(0, len(ids) - keep)
-    target = largest_valid(snapshot, at_hand + most * snapshot.rollout_gpus)
-    if target <= max(len(snapshot.actor), largest_valid(snapshot, at_hand)):
+    target = snapshot.largest_actor(at_hand + most * snapshot.rollout_gpus)
+    if target <= max(len(snapshot.actor), snapshot.largest_actor(at_hand)):
         return ()
     return tuple(ids[: math.ceil((target - at_hand) / snapshot.rollout_gpus)])
 
 
-def gpus_of(snapshot: Snapshot, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The GPUs of these instances."""
-    return tuple(gpu for one in snapshot.instances if one.id in ids for gpu in one.gpus)
+def releases(snapshot: Snapshot, per_instance: float) -> tuple[Actions, tuple[int, ...]]:
+    """What lets instances and inference go that are not needed, and their GPUs."""
+    released = instances_to_release(snapshot, per_instance)
+    actions: Actions = [Migrate(leave=released)] if released else []
+    freed = tuple(gpu for one in snapshot.instances if one.id in released for gpu in one.gpus)
+    if snapshot.inference and not snapshot.inference_pending:
+        return [*actions, Finish(component="inference")], freed + snapshot.inference
+    return actions, freed
 
 
 def grown_actor(snapshot: Snapshot, released: tuple[int, ...]) -> Actions:
     """The actor on its own GPUs and the lowest of those that are free; never smaller than before."""
     free = sorted({*snapshot.free, *released})
-    size = largest_valid(snapshot, len(snapshot.actor) + len(free))
+    size = snapshot.largest_actor(len(snapshot.actor) + len(free))
     if size <= len(snapshot.actor):
         return []
     return [Scale(component="actor", gpus=(*snapshot.actor, *free[: size - len(snapshot.actor)]))]
@@ -128,14 +128,8 @@ class Elastic(Policy):
         must_wait = self.use_wait_before_last_iter_policy and is_before_last
         if must_wait and snapshot.sequences_unfinished:
             return [Wait(component="rollout")]
-        released = instances_to_release(snapshot, self.packing * snapshot.max_running)
-        actions: Actions = [Migrate(leave=released)] if released else []
-        freed = gpus_of(snapshot, released)
-        if snapshot.inference:
-            is_last_user = not snapshot.sequences_unfinished and self.use_wait_before_last_iter_policy
-            if snapshot.inference_pending and (must_wait or is_last_user):
-                return [*actions, Wait(component="inference")]
-            if not snapshot.inference_pending:
-                actions.append(Finish(component="inference"))
-                freed += snapshot.inference
+        actions, freed = releases(snapshot, self.packing * snapshot.max_running)
+        is_last_user = not snapshot.sequences_unfinished and self.use_wait_before_last_iter_policy
+        if snapshot.inference and snapshot.inference_pending and (must_wait or is_last_user):
+            return [*actions, Wait(component="inference")]
         return [*actions, *grown_actor(snapshot, freed)]

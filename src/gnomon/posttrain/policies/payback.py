@@ -5,19 +5,14 @@ from abc import abstractmethod
 from pydantic import PositiveFloat
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
-from gnomon.posttrain.policies.elastic import end_of_step, gpus_of, grown_actor, instances_to_release
-from gnomon.posttrain.policies.snapshot import Actions, Finish, Migrate, Scale, Snapshot
+from gnomon.posttrain.policies.elastic import end_of_step, grown_actor, releases
+from gnomon.posttrain.policies.snapshot import Actions, Migrate, Scale, Snapshot
 from gnomon.posttrain.policies.static import side_by_side
 
 
 def proposal(snapshot: Snapshot) -> Actions:
     """What the elastic rules would do at this boundary, inference included."""
-    released = instances_to_release(snapshot, snapshot.max_running)
-    actions: Actions = [Migrate(leave=released)] if released else []
-    freed = gpus_of(snapshot, released)
-    if snapshot.inference and not snapshot.inference_pending:
-        actions.append(Finish(component="inference"))
-        freed += snapshot.inference
+    actions, freed = releases(snapshot, snapshot.max_running)
     growth = grown_actor(snapshot, freed)
     return [*actions, *growth] if growth else []
 

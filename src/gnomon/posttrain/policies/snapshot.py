@@ -91,6 +91,10 @@ class Snapshot(Config):
         """Of this step."""
         return self.groups_submitted * self.group_size
 
+    def largest_actor(self, gpus: int) -> int:
+        """The largest valid actor of at most so many GPUs; 0 where none is."""
+        return max((size for size in self.valid_actor_sizes if size <= gpus), default=0)
+
     @property
     def inference_pending(self) -> bool:
         """Whether groups are still to go through inference."""

@@ -13,12 +13,6 @@ def side_by_side(snapshot: Snapshot) -> Actions:
     return [*actions, Scale(component="actor", gpus=initial["actor"])]
 
 
-def largest_actor(snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple[int, ...]:
-    """As many of these GPUs as make a valid actor."""
-    size = max((one for one in snapshot.valid_actor_sizes if one <= len(gpus)), default=0)
-    return gpus[:size]
-
-
 @scheduling_policy("disaggregated", is_static=True)
 class Disaggregated(Policy):
     """A static pipeline: groups stream from rollout through inference to the actor."""
@@ -49,10 +43,11 @@ class Colocated(Policy):
 def next_turn(snapshot: Snapshot) -> Actions:
     """From rollout to inference, from inference to the actor; colocated components use every GPU they can."""
     all_gpus = tuple(range(snapshot.num_gpus))
+    training = Scale(component="actor", gpus=all_gpus[: snapshot.largest_actor(snapshot.num_gpus)])
     if snapshot.inference:
-        return [Finish(component="inference"), Scale(component="actor", gpus=largest_actor(snapshot, all_gpus))]
+        return [Finish(component="inference"), training]
     actions: Actions = [Finish(component="rollout")]
     if not snapshot.inference_gpus:
-        return [*actions, Scale(component="actor", gpus=largest_actor(snapshot, all_gpus))]
+        return [*actions, training]
     whole = snapshot.num_gpus // snapshot.inference_gpus * snapshot.inference_gpus
     return [*actions, Scale(component="inference", gpus=all_gpus[:whole]), Wait(component="inference")]

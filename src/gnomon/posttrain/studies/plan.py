@@ -106,7 +106,8 @@ def plan(
     config = config.model_copy(update={"policy": PolicyConfig()})  # That of the mode, whatever the file says.
     if config.algorithm.recompute_logprobs:  # Nobody but the actor has weights to compute them with.
         config = _with(config, "algorithm", recompute_logprobs=False, actor_passes=config.algorithm.actor_passes + 1)
-    chosen = [(mode, one) for layout in _layouts(config) for mode, one in _modes(layout, max_lag) if _is_valid(one)]
+    asked = [one for layout in _layouts(config) for one in _modes(layout, max_lag)]
+    chosen = [one for one in asked if _passes(lambda c: check_actor_memory(c, len(placement_of(c).actor)), one[1])]
     found = []
     for done, (mode, one) in enumerate(chosen):
         on_progress(done, len(chosen))
@@ -136,7 +137,8 @@ def _layouts(config: Posttrain) -> list[Posttrain]:
             speeds.append((Costs(one, half).train_s(tokens) * one.actor.num_gpus, len(speeds), one))
         except GnomonError:
             continue
-    rollouts = [one for one in (_with(config, "rollout", tensor_parallel=t) for t in TENSOR) if _holds(one, total)]
+    rollouts = [_with(config, "rollout", tensor_parallel=t) for t in TENSOR]
+    rollouts = [one for one in rollouts if total % one.rollout.num_gpus == 0 and _passes(check_memory, one)]
     if not speeds or not rollouts:
         what = "training" if not speeds else "generation"
         raise ConfigError(f"no layout of {what} fits {total} GPUs.", where="cluster", fix="Add nodes.")
@@ -145,11 +147,9 @@ def _layouts(config: Posttrain) -> list[Posttrain]:
     ]
 
 
-def _holds(config: Posttrain, total: int) -> bool:
-    if total % config.rollout.num_gpus:
-        return False
+def _passes(check: Callable[..., Any], *given: Any) -> bool:
     try:
-        check_memory(config)
+        check(*given)
     except GnomonError:
         return False
     return True
@@ -175,14 +175,6 @@ def _modes(config: Posttrain, max_lag: int) -> Iterator[tuple[str, Posttrain]]:
             if staleness <= max_lag:
                 bounded = {"mode": "async", "staleness": staleness, "max_lag": max_lag}
                 yield "asynchronous", _with(apart, "algorithm", **bounded)
-
-
-def _is_valid(config: Posttrain) -> bool:
-    try:
-        check_actor_memory(config, len(placement_of(config).actor))
-    except GnomonError:
-        return False
-    return True
 
 
 def reasons(plans: list[Planned]) -> list[str]:

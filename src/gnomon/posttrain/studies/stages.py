@@ -29,30 +29,20 @@ class StageCosts:
         return self.actor + self.rollout + self.inference
 
 
-@dataclass(frozen=True)
-class Advice:
-    """GPUs of each component, and the rule's estimate of the step."""
-
-    actor: int
-    rollout: int
-    inference: int
-    step_s: float
-    is_colocated: bool = False
-
-
-def advise(config: Posttrain, costs: StageCosts) -> Advice:
-    """The placement with the shortest step by the rule; ties go to the larger rollout."""
+def advise(config: Posttrain, costs: StageCosts) -> tuple[int, int, int]:
+    """GPUs of (actor, rollout, inference) with the shortest step by the rule; ties go to taking turns on all of them,
+    then to the larger rollout."""
     total = config.cluster.num_gpus
-    best = Advice(total, total, total if config.algorithm.recompute_logprobs else 0, costs.colocated_s, True)
-    for candidate in candidates(config):
-        step_s = _pipelined_s(config, costs, *candidate)
-        if step_s < best.step_s - 1e-9:
-            best = Advice(*candidate, step_s)
-    return best
+    step_s, *best = min(
+        (round(_pipelined_s(config, costs, *one), 9), -one[1], one[0], one[2]) for one in candidates(config)
+    )
+    if costs.colocated_s <= step_s:
+        return total, total, total if config.algorithm.recompute_logprobs else 0
+    return best[1], -best[0], best[2]
 
 
 def candidates(config: Posttrain) -> list[tuple[int, int, int]]:
-    """Every valid (actor, rollout, inference) that covers the cluster side by side, the larger rollouts first."""
+    """Every valid (actor, rollout, inference) that covers the cluster side by side."""
     total = config.cluster.num_gpus
     inference_sizes = [0]
     if config.algorithm.recompute_logprobs:
@@ -69,7 +59,7 @@ def candidates(config: Posttrain) -> list[tuple[int, int, int]]:
         raise ConfigError(
             f"no placement side by side fits {total} GPUs.", where="cluster", fix="Add nodes, or share all GPUs."
         )
-    return sorted(found, key=lambda one: (-one[1], one[0]))
+    return found
 
 
 def _pipelined_s(config: Posttrain, costs: StageCosts, actor: int, rollout: int, inference: int) -> float:
