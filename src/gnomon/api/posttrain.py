@@ -200,13 +200,9 @@ class Efficiencies(TableResult):
         found: Calibrated = self.records
         return found.config
 
-    def save_config(self, path: str | Path) -> Path:
-        """Write the calibrated configuration."""
-        return save(self.config, path)
-
     def save(self, folder: str | Path) -> Path:
         """Write the figures as JSON, and the configuration."""
-        self.save_config(Path(folder) / "config.yaml")
+        save(self.config, Path(folder) / "config.yaml")
         return super().save(folder)
 
 

@@ -10,6 +10,7 @@ import click
 from gnomon.api import posttrain as api
 from gnomon.cli.lazy import NearGroup
 from gnomon.cli.options import SectionedCommand, answered, config_options, file_option
+from gnomon.core.config import save
 from gnomon.core.errors import ConfigError
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
@@ -110,7 +111,7 @@ def calibrate(config: str, file: Path | None, overrides: dict[str, Any], on_prog
     """
     found = api.calibrate(config, **measured, **overrides)
     if file:
-        found.save_config(file)
+        save(found.config, file)
     return found
 
 

@@ -204,6 +204,10 @@ def _options(text: str) -> dict[str, Any]:
     return found
 
 
+def _field(config: Posttrain, dotted: str) -> Any:
+    return reduce(getattr, dotted.split("."), config)
+
+
 def _leaves(data: dict[str, Any], prefix: str = "") -> Any:
     for name, value in data.items():
         if isinstance(value, dict):
@@ -224,37 +228,16 @@ def as_posttrain_yaml(tool: str, text: str, *, device: str = "h100", model: str 
 def verl_flags(config: Posttrain) -> list[str]:
     """The set-up as options of verl."""
     a, actor, sizes = config.algorithm, config.actor, placement_of(config)
-    minibatch = a.rollout_batch_size // a.n_minibatches
-    flags = {
-        f"{MODEL}.path": config.model,
-        "data.max_prompt_length": config.lengths.max_prompt,
-        "data.max_response_length": config.lengths.max_response,
-        f"{ROLLOUT}.n": a.group_size,
-        f"{ROLLOUT}.tensor_model_parallel_size": config.rollout.tensor_parallel,
-        f"{ROLLOUT}.gpu_memory_utilization": config.rollout.memory_utilization,
-        f"{ROLLOUT}.max_num_seqs": config.rollout.max_running_requests,
-        f"{ACTOR}.ppo_mini_batch_size": minibatch,
+    others = (f"{ACTOR}.megatron" if actor.framework == "fsdp" else f"{ACTOR}.ulysses", "trainer.", "async_training.")
+    flags = {name: _field(config, field) for name, field in SAME.items() if not name.startswith(others)}
+    flags = {name: value for name, value in flags.items() if value not in (None, "auto")}
+    flags |= {
+        f"{ACTOR}.ppo_mini_batch_size": a.rollout_batch_size // a.n_minibatches,
         f"{ACTOR}.strategy": actor.framework,
         "algorithm.adv_estimator": "gae" if a.critic else "grpo",
     }
-    if actor.framework == "megatron":
-        flags |= {
-            f"{ACTOR}.megatron.tensor_model_parallel_size": actor.tensor_parallel,
-            f"{ACTOR}.megatron.pipeline_model_parallel_size": actor.pipeline_parallel,
-            f"{ACTOR}.megatron.context_parallel_size": actor.context_parallel,
-            f"{ACTOR}.megatron.expert_model_parallel_size": actor.expert_parallel,
-        }
-    else:
-        flags |= {f"{ACTOR}.ulysses_sequence_parallel_size": actor.context_parallel}
-    if config.rollout.num_gpus > config.rollout.tensor_parallel or config.rollout.expert_parallel:
-        ranks = config.rollout.tensor_parallel * config.rollout.data_parallel
-        flags |= {
-            f"{ROLLOUT}.pipeline_model_parallel_size": config.rollout.pipeline_parallel,
-            f"{ROLLOUT}.data_parallel_size": config.rollout.data_parallel,
-            f"{ROLLOUT}.expert_parallel_size": ranks if config.rollout.expert_parallel else 1,
-        }
-    if config.rollout.host.launch_in_graphs is not None:
-        flags[f"{ROLLOUT}.enforce_eager"] = config.rollout.host.launch_in_graphs
+    if config.rollout.expert_parallel:
+        flags[f"{ROLLOUT}.expert_parallel_size"] = config.rollout.tensor_parallel * config.rollout.data_parallel
     if actor.max_tokens:
         each = actor.max_tokens // actor.context_parallel
         flags |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": each}
@@ -290,7 +273,7 @@ def rlinf_yaml(config: Posttrain) -> str:
     sizes = placement_of(config).by_name().items()
     data: dict[str, Any] = {}
     for name, field in RLINF.items():
-        value = reduce(getattr, field.split("."), config)
+        value = _field(config, field)
         if value is not None and (config.algorithm.recompute_logprobs or not name.startswith("inference.")):
             _put(data, name, value)
     data["cluster"]["component_placement"] = {name: f"{gpus[0]}-{gpus[-1]}" for name, gpus in sizes if gpus}

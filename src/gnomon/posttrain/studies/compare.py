@@ -7,6 +7,7 @@ is among its choices. It bounds these plans, not every conceivable one.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from gnomon.posttrain.policies import COMPARED, Policy, make_policy
 from gnomon.posttrain.scenario.config import Posttrain
@@ -84,21 +85,12 @@ def _plans(config: Posttrain) -> Iterator[Policy]:
     """Plans that only a clairvoyant can choose rightly: they deal by true lengths."""
     yield make_policy("colocated", {"balance": True})
     lends = (False, True) if _can_lend(config) else (False,)
-    for lend in lends:
-        for wait in (False, True):
-            for share in _ORACLE_SHARES:
-                for packing in _ORACLE_PACKING:
-                    yield make_policy(
-                        "elastic",
-                        {
-                            "use_pre_process_policy": _can_pre_process(config),
-                            "use_wait_before_last_iter_policy": wait,
-                            "lend_inference": lend,
-                            "start_share": share,
-                            "packing": packing,
-                            "balance": True,
-                        },
-                    )
+    for lend, wait, share, packing in product(lends, (False, True), _ORACLE_SHARES, _ORACLE_PACKING):
+        options = {
+            "use_pre_process_policy": _can_pre_process(config), "use_wait_before_last_iter_policy": wait,
+            "lend_inference": lend, "start_share": share, "packing": packing, "balance": True,
+        }  # fmt: skip
+        yield make_policy("elastic", options)
 
 
 def _can_pre_process(config: Posttrain) -> bool:
