@@ -23,7 +23,14 @@ from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.simulate import run
 from gnomon.posttrain.studies.compare import placed
-from gnomon.posttrain.studies.stages import StageCosts, advise, calibrate, candidates, colocated_costs, with_efficiency
+from gnomon.posttrain.studies.stages import (
+    StageCosts,
+    advise,
+    calibrate,
+    candidates,
+    colocated_costs,
+    with_efficiencies,
+)
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.verify import posttrain_published as published
 from gnomon.verify.findings import Findings, Progress, each, proof, reference
@@ -96,13 +103,13 @@ class Study:
     def check_b(self) -> Iterator[Check]:
         """Calibrated: three efficiencies on 7B at one scale."""
         for num_gpus, stages in DATA["B"]["stages"].items():
-            costs = colocated_costs(_with(self._b_configuration("7B", num_gpus), self._b_efficiencies))
+            costs = colocated_costs(with_efficiencies(self._b_configuration("7B", num_gpus), **self._b_efficiencies))
             role = "calibrated" if num_gpus == self.calibrated_on else "gate"
             for name in STAGES:
                 yield Check("B", f"7B@{num_gpus} {name} s", stages[name], getattr(costs, name), role)
         for size in ("1.5B", "32B"):
             for num_gpus, tokens_s in DATA["B"]["tokens_s"][size].items():
-                config = _with(self._b_configuration(size, num_gpus), self._b_efficiencies)
+                config = with_efficiencies(self._b_configuration(size, num_gpus), **self._b_efficiencies)
                 record = run(config, make_policy("colocated"))
                 yield Check("B", f"{size}@{num_gpus} tokens/s", tokens_s, record.tokens_s, "reported")
 
@@ -111,7 +118,7 @@ class Study:
         a = DATA["A"]
         more = {"algorithm": {"rollout_batch_size": a["prompts"]}, "actor": {"recompute": a["recompute"]}}
         config = published.taking_turns("1.5B", 8, a["mean_tokens"], **more)
-        costs = colocated_costs(_with(self._averaged(config), self._b_efficiencies))
+        costs = colocated_costs(with_efficiencies(self._averaged(config), **self._b_efficiencies))
         for name in STAGES:
             yield Check("A", f"1.5B@8 {name} s", a["stages"][name], getattr(costs, name), "reported")
 
@@ -119,7 +126,7 @@ class Study:
         """C is unlabelled: only the gain of standing side by side is compared, with the best placement we find."""
         for row in DATA["C"]:
             size, num_gpus = row["size"], row["gpus"]
-            config = _with(self._b_configuration(size, num_gpus), self._b_efficiencies)
+            config = with_efficiencies(self._b_configuration(size, num_gpus), **self._b_efficiencies)
             config = config.model_copy(update={"num_steps": 1})
             taking_turns = run(config, make_policy("colocated"))
             apart = [run(placed(config, *sizes), make_policy("disaggregated")) for sizes in _balanced(config)]
@@ -147,7 +154,7 @@ class Study:
     def _d_configuration(self, size: str, num_gpus: int, rollout: float, training: float) -> Posttrain:
         config = self._averaged(published.side_by_side(size, num_gpus, DATA["D"]["mean_tokens"]))
         inference = training * LOGPROB_OVER_TRAINING
-        return _with(config, {"rollout": rollout, "actor": training, "inference": inference})
+        return with_efficiencies(config, rollout=rollout, actor=training, inference=inference)
 
     def _decode_median_s(self, rollout: float) -> float:
         """From the submission to the end of a response, with every GPU generating."""
@@ -273,12 +280,6 @@ def _balanced(config: Posttrain) -> list[tuple[int, int, int]]:
 
     found = sorted(candidates(config), key=lambda sizes: (distance(sizes), -sizes[1], sizes[0]))
     return found[:C_PLACEMENTS]
-
-
-def _with(config: Posttrain, efficiencies: dict[str, float]) -> Posttrain:
-    for name, efficiency in efficiencies.items():
-        config = with_efficiency(config, name, efficiency)
-    return config
 
 
 @proof("posttrain")

@@ -15,12 +15,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import Field
 
 from gnomon.core.config import Config, build
 from gnomon.core.errors import GnomonError
 from gnomon.core.registry import Registry
 from gnomon.posttrain.policies.snapshot import Actions, Snapshot
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Policy(Config):

@@ -1,14 +1,8 @@
 """Trainer GPUs that help to roll out between steps, as verl's switching does."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies import Policy, Share, scheduling_policy
 from gnomon.posttrain.policies.snapshot import Actions, Migrate, Scale, Snapshot
 from gnomon.posttrain.policies.static import side_by_side
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @scheduling_policy("switching", checks="before_training", needs_order=True)

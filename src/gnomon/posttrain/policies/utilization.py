@@ -1,15 +1,12 @@
 """Donate when the generation engines run empty and the slowest stage gains by it."""
 
 import math
-from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
-from gnomon.posttrain.policies import scheduling_policy
+from gnomon.posttrain.policies import Share, scheduling_policy
 from gnomon.posttrain.policies.payback import AtBoundaries, actor_size_after, proposal
 from gnomon.posttrain.policies.snapshot import Actions, Migrate, Snapshot
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @scheduling_policy("utilization", checks="always")

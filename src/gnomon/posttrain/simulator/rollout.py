@@ -5,7 +5,7 @@ Every GPU range that could hold an instance is a replica of one cluster; instanc
 
 import math
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,15 +34,16 @@ _LOG_ROWS_EACH, _LOG_GAPS = 8, 1 << 16
 """The log is not looked at here: it only needs room enough to be thinned out seldom."""
 
 
+@dataclass(frozen=True, eq=False)
 class Sequences:
     """The sequences of one step: which group, how long, how much of it an earlier step has generated."""
 
-    def __init__(
-        self, group: Ints, prompt: Ints, response: Ints, generated: Ints, processed: Ints | None = None
-    ) -> None:
-        self.group, self.prompt, self.response, self.generated = group, prompt, response, generated
-        self.processed = processed
-        """Tokens whose KV cache is still there; none unless given."""
+    group: Ints
+    prompt: Ints
+    response: Ints
+    generated: Ints
+    processed: Ints | None = None
+    """Tokens whose KV cache is still there; none unless given."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -135,9 +136,8 @@ class Rollouts:
     @property
     def kv_use(self) -> Floats:
         """Share of each instance's KV blocks in use."""
-        return np.asarray(
-            1.0 - (self._replicas["free_blocks"] / self._replicas["num_blocks"]).reshape(-1, self._ranks).mean(axis=1)
-        )
+        free = self._replicas["free_blocks"] / self._replicas["num_blocks"]
+        return np.asarray(1.0 - free.reshape(-1, self._ranks).mean(axis=1))
 
     @property
     def next_event_s(self) -> float:

@@ -128,8 +128,8 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
         ratios = {name: getattr(simulated, name) / target for name, target in targets.items()}
         if all(abs(ratio - 1.0) < CLOSE_ENOUGH for ratio in ratios.values()):
             break
-        for name, ratio in ratios.items():
-            efficiency = getattr(config, name).efficiency * ratio
+        efficiencies = {name: getattr(config, name).efficiency * ratio for name, ratio in ratios.items()}
+        for name, efficiency in efficiencies.items():
             if not MIN_EFFICIENCY <= efficiency <= MAX_EFFICIENCY:
                 raise ConfigError(
                     f"{targets[name]:.3g} s are measured and {getattr(simulated, name):.3g} s simulated: an efficiency "
@@ -137,12 +137,12 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
                     where=f"--{name}-s",
                     fix="Give seconds of one step.",
                 )
-            config = with_efficiency(config, name, efficiency)
+        config = with_efficiencies(config, **efficiencies)
         simulated = colocated_costs(config)
     return Calibrated(config, simulated)
 
 
-def with_efficiency(config: Posttrain, component: str, efficiency: float) -> Posttrain:
-    """A configuration with another efficiency of one component."""
-    part = getattr(config, component).model_copy(update={"efficiency": efficiency})
-    return config.model_copy(update={component: part})
+def with_efficiencies(config: Posttrain, **given: float) -> Posttrain:
+    """A configuration with other efficiencies of components."""
+    parts = {name: getattr(config, name).model_copy(update={"efficiency": share}) for name, share in given.items()}
+    return config.model_copy(update=parts)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gnomon.posttrain.simulator import record
 from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
 from gnomon.posttrain.studies.compare import Outcome
@@ -100,10 +102,10 @@ def unfinished(record: RunRecord, points: int = 400) -> tuple[list[float], list[
     moments: list[float] = []
     values: list[int] = []
     for step, start in zip(record.steps, starts(record), strict=True):
-        for i in range(points + 1):
-            at = step.duration_s * i / points
-            moments.append(start + at)
-            values.append(int((step.finished_s > at).sum()) if at < step.rollout_end_s else 0)
+        at = np.linspace(0.0, step.duration_s, points + 1)
+        moments += (start + at).tolist()
+        left = step.finished_s.size - np.searchsorted(np.sort(step.finished_s), at, side="right")
+        values += np.where(at < step.rollout_end_s, left, 0).tolist()
     return moments, values
 
 
