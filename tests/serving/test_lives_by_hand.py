@@ -236,7 +236,9 @@ def _managed(**changes: Any) -> tuple[Any, list[Any]]:
         env=Bag(calendar=calendar), agenda=Bag(happen=tells("happen"), tick_at=tells("tick_at")),
         lives=Bag(notice_drained=tells("drained")), replicas=Bag(),
         observer=Bag(take_samples=tells("samples"), view=lambda *what: what[:2]),
-        traffic=Bag(admit=tells("admit"), send_stranded=tells("stranded"), ended_since=lambda: np.arange(2)),
+        traffic=Bag(
+            admit=tells("admit"), send_stranded=tells("stranded"), ended_since=lambda: np.arange(2), goes_on=True
+        ),
         _tick=tells("tick"), _reconcile=tells("reconcile"), _goes_on=lambda: True,
         config=Bag(controller=Bag(interval_s=2.5)), pools=[Bag(desired=2, decisions=[]), Bag(desired=3, decisions=[])],
     )  # fmt: skip
@@ -261,11 +263,14 @@ def test_a_manager_asks_for_each_pool_and_notes_what_changes() -> None:
     assert told == [("reconcile", 0, 4.0), ("reconcile", 1, 4.0), ("samples", 4.0), ("tick_at", 6.5)]
 
 
-def test_nothing_more_happens_to_a_fleet_that_is_done() -> None:
+@pytest.mark.parametrize("kind", [CONTROL_TICK, REPLICA_CHANGES])
+def test_nothing_more_happens_to_a_fleet_that_is_done(kind: int) -> None:
+    """Neither decisions nor failures: a controller that is asked once in two years left 60 requests with a thousand."""
     made, told = _managed(_goes_on=lambda: False)
-    made.env.calendar.book.num_events = 3
-    Manager._tick(made, 4.0)
-    assert made.env.calendar.book.num_events == 0 and not told
+    made.traffic.goes_on = False
+    made.env.calendar.book.kind, made.env.calendar.book.num_events = kind, 3
+    Manager.handle(made)
+    assert made.env.calendar.book.num_events == 0 and [one[0] for one in told] == ["drained"]
 
 
 @pytest.mark.parametrize(

@@ -70,17 +70,17 @@ class Manager:
         book = self.env.calendar.book[0]
         now_s = float(book.time_s)
         self.lives.notice_drained(now_s)
-        if book.kind == CONTROL_TICK:
-            self._tick(now_s)
-        else:
+        if book.kind != CONTROL_TICK and self.traffic.goes_on:
             self.agenda.happen(int(book.subject), now_s)
+        elif book.kind == CONTROL_TICK and self._goes_on():
+            self._tick(now_s)
+        else:  # What else was planned for replicas matters to nobody.
+            book.num_events = 0
+            return
         self.traffic.admit(now_s)
         self.traffic.send_stranded(now_s)
 
     def _tick(self, now_s: float) -> None:
-        if not self._goes_on():
-            self.env.calendar.book.num_events = 0  # What else was planned for replicas matters to nobody.
-            return
         ended = self.traffic.ended_since()
         for number, pool in enumerate(self.pools):
             answer = self._asked(self.observer.view(number, now_s, ended))
