@@ -20,11 +20,12 @@ import numpy as np
 from gnomon import catalog
 from gnomon.timing.sources.silicon import server_errors
 from gnomon.verify.silicon.choose import chosen
+from gnomon.verify.silicon.launch import data
 from gnomon.verify.silicon.predict import Scored, predict, score
 from gnomon.verify.silicon.say import ENGINES, error_row
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep, model_of
 from gnomon.verify.silicon.scores import GROUPS, errors_by, errors_of, ranking
-from gnomon.verify.silicon.verdict import FIGURES, RECORDED, Verdict
+from gnomon.verify.silicon.verdict import FIGURES, SETS, Verdict
 
 SAMPLE = 200
 
@@ -55,8 +56,8 @@ def main() -> None:
 
 def _print_record(scored: Sequence[Scored]) -> None:
     """The lines of recorded.yaml."""
-    for name, belongs in RECORDED.items():
-        if errors := errors_of(filter(belongs, scored)):
+    for name in data("recorded"):
+        if errors := errors_of(filter(SETS[name], scored)):
             figures = ", ".join(f"{figure}: {getattr(errors, figure):.3f}" for figure in FIGURES)
             print(f"{name}: {{covered: {errors.covered}, {figures}}}")
 

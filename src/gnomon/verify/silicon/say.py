@@ -16,10 +16,9 @@ from gnomon.verify.findings import Findings, Progress, proof
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.launch import data_text
 from gnomon.verify.silicon.predict import Scored, score
-from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
 from gnomon.verify.silicon.servers import Layout
-from gnomon.verify.silicon.verdict import Verdict
+from gnomon.verify.silicon.verdict import SETS, Verdict
 
 ENGINES = dict(zip(NAMES, look.COLOURS, strict=False))
 WORST = 12
@@ -88,10 +87,7 @@ def text(verdict: Verdict) -> list[Block]:
 
 def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
     """All servers, both modes, both halves, and the peers' published scores."""
-    groups: dict[str, Sequence[Scored]] = {"all": verdict.scored}
-    groups |= _groups([s for s in verdict.scored if s.server.mode == "agg"])
-    if apart := [s for s in verdict.scored if s.server.mode == "disagg"]:
-        groups["disaggregated"] = apart
+    groups = {"all": list(verdict.scored)} | {name: list(filter(of, verdict.scored)) for name, of in SETS.items()}
     if doubtful := verdict.doubtful:
         groups["without those in doubt"] = [s for s in verdict.scored if s.server.id not in doubtful]
     rows = [{"servers": name, **error_row(e)} for name, group in groups.items() if (e := errors_of(group))]
@@ -100,19 +96,6 @@ def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
         known = {"predicted": f"{peer['servers']:,}", "TPOT": f"{peer['tpot']:.1%}", "TTFT": f"{peer['ttft']:.1%}"}
         rows.append({"servers": f"peer: {peer['name']}", **blank, **known})
     return rows
-
-
-def _groups(aggregated: Sequence[Scored]) -> dict[str, Sequence[Scored]]:
-    """Aggregated servers by family; InferenceX's in those that constants were fitted on, and the others, by server and
-    by whole sweeps."""
-    known = [s for s in aggregated if s.server.family == "inferencex"]
-    return {
-        "aggregated": aggregated,
-        "InferenceX, held out (odd)": [s for s in known if s.server.is_held_out],
-        "InferenceX, fitted on (even)": [s for s in known if not s.server.is_held_out],
-        "InferenceX, held out by sweeps": [s for s in known if is_in_held_out_sweep(s.server)],
-        "NVIDIA's sweeps": [s for s in aggregated if s.server.family == "sweeps"],
-    }
 
 
 _NOTHING = Errors(0, 0, 0, 0, 0, 0, 0, 0)

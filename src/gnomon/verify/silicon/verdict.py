@@ -13,17 +13,20 @@ from gnomon.verify.silicon.scores import GROUPS, Errors, Ranking, errors_by, err
 SLACK = 0.002
 """How much a figure may differ from the recorded one without being called worse: other versions of NumPy, say."""
 
-RECORDED: dict[str, Callable[[Scored], bool]] = {
+
+def _is_known(one: Scored) -> bool:
+    return one.server.mode == "agg" and one.server.family == "inferencex"
+
+
+SETS: dict[str, Callable[[Scored], bool]] = {
     "aggregated": lambda s: s.server.mode == "agg",
+    "InferenceX, held out (odd)": lambda s: _is_known(s) and s.server.is_held_out,
+    "InferenceX, fitted on (even)": lambda s: _is_known(s) and not s.server.is_held_out,
+    "InferenceX, held out by sweeps": lambda s: _is_known(s) and is_in_held_out_sweep(s.server),
+    "NVIDIA's sweeps": lambda s: s.server.mode == "agg" and s.server.family == "sweeps",
     "disaggregated": lambda s: s.server.mode == "disagg",
-    "InferenceX aggregated, held out": lambda s: (
-        s.server.mode == "agg" and s.server.family == "inferencex" and s.server.is_held_out
-    ),
-    "InferenceX aggregated, held out by sweeps": lambda s: (
-        s.server.mode == "agg" and s.server.family == "inferencex" and is_in_held_out_sweep(s.server)
-    ),
 }
-"""Groups of servers whose figures are recorded with a release (`recorded.yaml`)."""
+"""Servers whose figures are told together; `recorded.yaml` has those of some, as they were with a release."""
 FIGURES = ("tpot_mape", "tpot_median", "ttft_mape", "ttft_median")
 """The errors that are recorded of each, beside the number of servers covered."""
 
@@ -81,7 +84,7 @@ class Verdict:
         return [line for name, recorded in data("recorded").items() for line in self._worse(name, recorded)]
 
     def _worse(self, name: str, recorded: dict[str, float]) -> list[str]:
-        errors = errors_of(filter(RECORDED[name], self.scored))
+        errors = errors_of(filter(SETS[name], self.scored))
         found = asdict(errors) if errors else {"covered": 0}
         lines = [
             f"{name}: {figure} is {found[figure]:.1%}, worse than the recorded {recorded[figure]:.1%}."
