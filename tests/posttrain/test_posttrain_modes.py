@@ -26,6 +26,7 @@ from gnomon.posttrain.simulator import simulate, step
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.rollout import Rollouts, Sequences
 from gnomon.posttrain.simulator.simulate import run
+from gnomon.posttrain.simulator.turns import rollouts_of
 from gnomon.report.posttrain.figures import bars
 from posttrain_kit import assert_owned_once, assert_tokens_conserved, small
 
@@ -237,6 +238,23 @@ def test_a_reward_model_reads_sequences_one_after_another_on_its_gpus() -> None:
     assert more.dollars_per_step / more.step_s == pytest.approx(12 / 8 * plain.dollars_per_step / plain.step_s)
     with pytest.raises(ConfigError, match="do not hold whole copies"):
         reward_copies(small(environment=given | {"reward_tensor_parallel": 2}))
+
+
+def test_a_call_that_fails_is_repeated_after_its_timeout() -> None:
+    """Two calls of no time, half of all fail: a quarter of the sequences see no failure, as many again just one."""
+    environment = {"turns": 3, "tool_s": 0.0, "failure": 0.5, "timeout_s": 1000.0}
+    config = small((2, 1, 0), environment=environment, rollout={"max_running_requests": 1000})
+    count = 1000
+    sequences = Sequences(np.arange(count), *(np.full(count, value) for value in (16, 9, 0)))
+    ends = []
+    for number in (0, 0, 1):
+        rollouts = rollouts_of(config, 1, sequences, number)
+        rollouts.submit(np.arange(count), np.zeros(count, np.int64), 0.0)
+        rollouts.advance(math.inf)
+        ends.append(rollouts.finished_s)
+    assert (ends[0] < 1000.0).mean() == pytest.approx(0.25, abs=0.05)
+    assert (ends[0] < 2000.0).mean() == pytest.approx(0.5, abs=0.05)
+    assert (ends[0] == ends[1]).all() and (ends[0] != ends[2]).any()
 
 
 def test_a_group_prefills_its_prompt_once_per_instance() -> None:
