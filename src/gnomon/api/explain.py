@@ -38,7 +38,20 @@ def explain(given: Explainable, **asked: Unpack[Asked]) -> Result:
             _refuse(asked)
             return _other_folder(path)
         if path.is_dir():
-            return _saved(path, asked)
+            # The run of a folder, simulated again and compared with what was written down.
+            again = simulate(scenario(path / "scenario.yaml"), explained=True, on_progress=asked.get("on_progress"))
+            note = ""
+            try:
+                was = json.loads((path / "summary.json").read_text(encoding="utf-8"))["latency"]["e2e_s"]["p99"]
+                now = again.summary.latency.e2e_s.p99
+                if was is not None and now is not None and abs(was - now) > 1e-9 * max(abs(was), abs(now)):
+                    note = (
+                        f"The folder's P99 of E2E is {was:.6g} s, and {now:.6g} s now: it was made by another version."
+                    )
+            except (OSError, ValueError, KeyError, TypeError):
+                note = "The folder has no summary to compare with."
+            found = again.explain(**asked)
+            return found.with_note(note) if note else found
     return simulate(scenario(given), explained=True, on_progress=asked.get("on_progress")).explain(**asked)
 
 
@@ -47,21 +60,6 @@ def _refuse(asked: Asked) -> None:
     for name in ("request", "percentile", "metric"):
         if name in asked:
             raise ConfigError("only a simulation of serving has requests.", where=name, fix="Leave it out.")
-
-
-def _saved(folder: Path, asked: Asked) -> Explanation:
-    """The run of a folder, simulated again and compared with what was written down."""
-    again = simulate(scenario(folder / "scenario.yaml"), explained=True, on_progress=asked.get("on_progress"))
-    note = ""
-    try:
-        was = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["latency"]["e2e_s"]["p99"]
-        now = again.summary.latency.e2e_s.p99
-        if was is not None and now is not None and abs(was - now) > 1e-9 * max(abs(was), abs(now)):
-            note = f"The folder's P99 of E2E is {was:.6g} s, and {now:.6g} s now: it was made by another version."
-    except (OSError, ValueError, KeyError, TypeError):
-        note = "The folder has no summary to compare with."
-    found = again.explain(**asked)
-    return found.with_note(note) if note else found
 
 
 def _other_folder(folder: Path) -> Result:

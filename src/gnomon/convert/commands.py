@@ -136,7 +136,15 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
     if scenario.has_roles:
         if len(policies) > 1 or not engine.has_roles:
             raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
-        return name, disaggregated_commands(scenario)
+        # The layout as a file for Dynamo, first because servers do not return; then one `vllm serve` command for each
+        # pool, with KV moved by NIXL.
+        layout = to_yaml(dynamo_layout(scenario))
+        text = [f"# For Dynamo:\ncat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"]
+        for pool in scenario.all_pools():
+            words = vllm_flags(scenario.model_copy(update={"pools": (pool.as_written,)}))
+            words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+            text.append(f"# {pool.num_replicas} of these {pool.role}:\n{shlex.join(words)}")
+        return name, "\n".join(text)
     if len(pools) > 1:
         raise ConfigError("its replicas differ: each pool needs a command of its own.")
     if dtype not in engine.weight_formats:
@@ -148,18 +156,6 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
     count, router = scenario.num_replicas, scenario.router.name
     note = f"# One of {count} replicas; {router} was simulated in front of them.\n" if count > 1 else ""
     return name, note + engine.command(scenario.model_copy(update={"num_replicas": 1}))
-
-
-def disaggregated_commands(scenario: Scenario) -> str:
-    """The layout as a file for Dynamo, then the same as one `vllm serve` command for each pool, with KV moved by NIXL.
-    The file is written first, because servers do not return."""
-    layout = to_yaml(dynamo_layout(scenario))
-    text = [f"# For Dynamo:\ncat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"]
-    for pool in scenario.all_pools():
-        words = vllm_flags(scenario.model_copy(update={"pools": (pool.as_written,)}))
-        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
-        text.append(f"# {pool.num_replicas} of these {pool.role}:\n{shlex.join(words)}")
-    return "\n".join(text)
 
 
 def dynamo_layout(scenario: Scenario) -> dict[str, Any]:

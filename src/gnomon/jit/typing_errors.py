@@ -21,7 +21,8 @@ def cannot_be_compiled(error: BaseException, function: Any) -> ConfigError:
     reason, fix = _reason(text)
     if isinstance(error, KeyError):  # How Numba answers when a record has no such field.
         reason, fix = _no_field(str(error.args[0]), _fields_asked(error))
-        own = _lines_with(path, rf"\.{error.args[0]}\b")[:1]
+        pattern = rf"\.{error.args[0]}\b"
+        own = [number for number, line in enumerate(linecache.getlines(path), 1) if re.search(pattern, line)][:1]
     where = f"{path}:{own[-1]}" if own else place_of(function)
     source = linecache.getline(path, own[-1]).strip() if own else ""
     shown = f" in `{source}`" if source else ""
@@ -57,10 +58,6 @@ def _fields_asked(error: BaseException) -> list[str]:
         trace = trace.tb_next
     record = trace.tb_frame.f_locals.get("self") if trace is not None else None
     return list(getattr(record, "fields", ()))
-
-
-def _lines_with(path: str, pattern: str) -> list[int]:
-    return [number for number, line in enumerate(linecache.getlines(path), 1) if re.search(pattern, line)]
 
 
 def _first_line(text: str) -> str:

@@ -92,7 +92,11 @@ class LiveCluster:
 
     def send(self, now_s: float, asked: Asked) -> int:
         """Send a request at `now_s`, which no event may lie behind; returns its number. Raises `Full`."""
-        slot = self._free_slot()
+        if len(self._held) >= self.cluster.requests.size:
+            raise Full("as many requests are there as can be.")
+        while self._next in self._held:
+            self._next = (self._next + 1) % self.cluster.requests.size
+        slot, self._next = self._next, (self._next + 1) % self.cluster.requests.size
         start = (asked.adapter + 1) * 1_000_003
         hashes = block_hashes(asked.tokens, self._block_tokens, start, self._limit)
         first = self._room.take(len(hashes))
@@ -120,14 +124,6 @@ class LiveCluster:
         request.arrival_s = now_s
         kind = REQUEST_SENT if is_before_router(env.front) else REQUEST_ARRIVES
         schedule_all(env.calendar, kind, np.array([now_s]), np.array([slot]))
-        return slot
-
-    def _free_slot(self) -> int:
-        if len(self._held) >= self.cluster.requests.size:
-            raise Full("as many requests are there as can be.")
-        while self._next in self._held:
-            self._next = (self._next + 1) % self.cluster.requests.size
-        slot, self._next = self._next, (self._next + 1) % self.cluster.requests.size
         return slot
 
     def advance(self, now_s: float) -> None:

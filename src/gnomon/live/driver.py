@@ -212,7 +212,12 @@ class Driver:
                 self.live.advance(now_s)
                 self._collect(now_s)
             except Exception as error:
-                self._fail(error)
+                # The engine cannot go on: nobody gets an answer any more.
+                self.failed = error
+                for stream in self._streams.values():
+                    stream.verdict = "failed"
+                    stream.deliver(stream.num_tokens, True, 0.0)
+                self._streams.clear()
                 raise
             self._next_s = self.live.next_s()
             self._foresee()
@@ -309,11 +314,3 @@ class Driver:
             stream.verdict = "shed" if status == SHED else "rejected"
         self.metrics.count_end(stream, stream.verdict or "stop", now_s, int(self._produced[stream.id]))
         self.live.leave(stream.id, now_s)
-
-    def _fail(self, error: Exception) -> None:
-        """The engine cannot go on: nobody gets an answer any more."""
-        self.failed = error
-        for stream in self._streams.values():
-            stream.verdict = "failed"
-            stream.deliver(stream.num_tokens, True, 0.0)
-        self._streams.clear()

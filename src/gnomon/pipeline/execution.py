@@ -61,19 +61,14 @@ def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = N
     return StepGraph(schedule, costs, wrap_for).build()
 
 
-def links_of(schedule: Schedule) -> list[tuple[int, int]]:
-    """The pairs of ranks, sender first, between which this schedule sends something."""
+def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
+    """Refuse links over which this schedule sends nothing."""
     places: dict[int, list[int]] = {}
     for rank in range(schedule.num_ranks):
         for stage in schedule.stages_of(rank):
             places.setdefault(stage, []).append(rank)
     pairs = {(a, b) for stage in places for a in places[stage] for b in places.get(stage + 1, ()) if a != b}
-    return sorted(pairs | {(b, a) for a, b in pairs})
-
-
-def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
-    """Refuse links over which this schedule sends nothing."""
-    links = [f"{a}-{b}" for a, b in links_of(schedule)]
+    links = [f"{a}-{b}" for a, b in sorted(pairs | {(b, a) for a, b in pairs})]
     for name in named:
         if name not in links:
             fix = f"Links: {', '.join(links[:12])}{', ...' if len(links) > 12 else ''}."

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import MAX_LENGTH, StepCosts
-from gnomon.pipeline.study import Study, check_sync_freq
+from gnomon.pipeline.study import Study
 from gnomon.pipeline.zoo import SCHEDULES
 
 LENGTHS = ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len")
@@ -88,7 +88,9 @@ class StepConfig(Study):
         return (self.schedule or "").lower().endswith(".csv")
 
     def _checked_lengths(self) -> StepConfig:
-        check_sync_freq(self)
+        if self.sync_freq > self.n:  # Possible, but nobody's wish.
+            what = f"sync_freq {self.sync_freq} is more than the {self.n} micro-batches."
+            raise ConfigError(what, fix="Choose sync_freq between 1 and n.")
         return self
 
     def _refuse(self, reason: str, names: tuple[str, ...]) -> None:

@@ -72,16 +72,6 @@ class Study(Config):
         return self
 
 
-def check_sync_freq(study: Study) -> Study:
-    """Refuse to synchronise more seldom than once per step: possible, but nobody's wish."""
-    if study.sync_freq > study.n:
-        raise ConfigError(
-            f"sync_freq {study.sync_freq} is more than the {study.n} micro-batches.",
-            fix="Choose sync_freq between 1 and n.",
-        )
-    return study
-
-
 def simulate(study: Study, *, record: bool = True) -> Run:
     """Run one configuration; `record` keeps the shares of links over time."""
     graph, labels = study_graph(study)

@@ -59,8 +59,13 @@ def _seconds_per_request(pool: Pool, tables: IterationTables, stage: int, reques
     if not tables.mixed_s.shape[1] and not tables.skew.shape[1]:
         pairs = prompt * prompt / 2.0
         read = decodes * prompt + decodes * decodes / 2.0
-        seconds += _least_prefill(tables, stage) * pairs.mean()
-        seconds += _least_decode(tables, stage) * read.mean() / pool.tokens_per_decode
+        # The least seconds per query-key pair. Between grid points the interpolation of c x kv + c^2/2 lies above it.
+        chunk, kv = tables.chunk_axis[1:, None], tables.kv_axis[None, :]
+        seconds += float((tables.prefill_s[stage, 1:] / (chunk * (kv + chunk / 2.0))).min()) * pairs.mean()
+        # The least seconds per KV token that a decode reads.
+        count = np.arange(1, tables.decode_s.shape[1])[:, None]
+        least = float((tables.decode_s[stage, 1:, 1:] / (count * tables.kv_axis[None, 1:])).min())
+        seconds += least * read.mean() / pool.tokens_per_decode
     # Nor can it do with fewer iterations than its batch cap allows.
     iterations = decodes.mean() / (pool.max_in_batch * pool.tokens_per_decode)
     return float(max(seconds, iterations * tables.token_s[stage, 1 : budget + 1].min()))
@@ -70,18 +75,6 @@ def _cheapest(seconds: np.ndarray, most: int) -> float:
     """The least seconds per unit over batches of 1 to `most` units."""
     last = min(most, seconds.size - 1)
     return float((seconds[1 : last + 1] / np.arange(1, last + 1)).min())
-
-
-def _least_prefill(tables: IterationTables, stage: int) -> float:
-    """The least seconds per query-key pair. Between grid points the interpolation of c x kv + c^2/2 lies above it."""
-    chunk, kv = tables.chunk_axis[1:, None], tables.kv_axis[None, :]
-    return float((tables.prefill_s[stage, 1:] / (chunk * (kv + chunk / 2.0))).min())
-
-
-def _least_decode(tables: IterationTables, stage: int) -> float:
-    """The least seconds per KV token that a decode reads."""
-    count = np.arange(1, tables.decode_s.shape[1])[:, None]
-    return float((tables.decode_s[stage, 1:, 1:] / (count * tables.kv_axis[None, 1:])).min())
 
 
 Turn = Callable[[], AbstractContextManager[None]]
@@ -133,18 +126,14 @@ def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
         if (done.status == SHED).any() or not served.any():
             return np.inf, True
         end_s = float(done.finished_s[served].max())
-        is_full = count >= FULL * _most_at_once(done.scheduled_s[served], done.finished_s[served])
+        # The most that were being served at the same time.
+        started = np.sort(done.scheduled_s[served])
+        ended = np.searchsorted(np.sort(done.finished_s[served]), started, side="right")
+        is_full = count >= FULL * int((np.arange(1, started.size + 1) - ended).max())
         is_last = 2 * count > (MOST_REQUESTS if can_repeat else len(requests))
         if before_s and (is_full or is_last):
             return copies * count / 2 / max(end_s - before_s, 1e-12), bool(is_full)
         count, before_s = 2 * count, end_s
-
-
-def _most_at_once(start_s: np.ndarray, end_s: np.ndarray) -> int:
-    """The most that were being served at the same time."""
-    started = np.sort(start_s)
-    ended = np.searchsorted(np.sort(end_s), started, side="right")
-    return int((np.arange(1, started.size + 1) - ended).max())
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,12 @@ class _Oven:
         skew = self.timer.source.skew(self.decodes_axis)
         decodes = self._stack(stages, "decode", self.max_sequences)
         tokens, none = self._stack(stages, "token", self.max_tokens), np.zeros((len(stages), 0))
+        # [stage, sequences, kv]. Inside a CUDA graph the kernel runs for the padded number of sequences; those added
+        # have no KV, so that the mean falls as the number rises.
+        rows, kv = np.meshgrid(np.arange(1.0, self.max_sequences + 1.0), self.kv_axis, indexing="ij")
+        if self.timer.context.config.graph_attention:
+            padded = np.broadcast_to(self._decode_tokens()[1:, None] / self.tokens_per_decode, rows.shape)
+            kv, rows = kv * (rows / padded), padded
         return IterationTables(
             token_s=np.ascontiguousarray(tokens[:, self._padding(self.max_tokens)]),
             expert_s=self._stack(stages, "shared", group_tokens) if has_shared else none,
@@ -159,7 +165,7 @@ class _Oven:
             prefill_s=self._attention(
                 stages, "attention_prefill", *np.meshgrid(self.chunk_axis[1:], self.kv_axis, indexing="ij")
             ),
-            decode_s=decodes[:, self._decode_tokens(), None] + self._decode_attention(stages),
+            decode_s=decodes[:, self._decode_tokens(), None] + self._attention(stages, "attention_decode", rows, kv),
             mixed_s=self._mixed(stages),
             chunk_axis=self.chunk_axis,
             kv_axis=self.kv_axis,
@@ -219,15 +225,6 @@ class _Oven:
         block = self.timer.seconds(operator, *grid)
         counts = [sum(one.count for one in operators if one.kind == "attention_prefill") for operators in stages]
         return np.stack([block * count for count in counts])
-
-    def _decode_attention(self, stages: list[list[Operator]]) -> Floats:
-        """[stage, sequences, kv]. Inside a CUDA graph the kernel runs for the padded number of sequences; those added
-        have no KV, so that the mean falls as the number rises."""
-        rows, kv = np.meshgrid(np.arange(1.0, self.max_sequences + 1.0), self.kv_axis, indexing="ij")
-        if self.timer.context.config.graph_attention:
-            padded = np.broadcast_to(self._decode_tokens()[1:, None] / self.tokens_per_decode, rows.shape)
-            kv, rows = kv * (rows / padded), padded
-        return self._attention(stages, "attention_decode", rows, kv)
 
     def _decode_tokens(self) -> NDArray[np.int64]:
         """The tokens for which a CUDA graph runs each count of decodes. (More than fit are never asked for.)"""

@@ -7,7 +7,7 @@ all_gather, the whole input for reduce_scatter, all outgoing tokens for all_to_a
 import numpy as np
 
 from gnomon.catalog.nodes import Link, Node
-from gnomon.catalog.topology import Group, Layout
+from gnomon.catalog.topology import Group
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import Collective
 
@@ -26,7 +26,18 @@ def collective_s(collective: Collective, num_bytes: Floats, group: Group, node: 
         return at.transfer.latency_s + num_bytes / at.transfer.bandwidth_bytes_s
     if at.num_nodes == 1:
         return _ring_s(collective, num_bytes, at.per_node, at.inside)
-    return _across_nodes_s(collective, num_bytes, at)
+    # Inside the nodes and between them, one after the other; every rank's network link carries its own slice.
+    nodes, inside, network = at.num_nodes, at.per_node, at.between
+    link = at.inside.model_copy(update={"latency_s": max(at.inside.latency_s, NCCL_S)})
+    if collective == "all_to_all":  # What stays in the node, and what leaves it.
+        here = _ring_s(collective, num_bytes / nodes, inside, link)
+        return here + _ring_s(collective, num_bytes, nodes, network)
+    if collective == "all_gather":
+        gathered = _ring_s(collective, num_bytes, nodes, network)
+        return gathered + _ring_s(collective, nodes * num_bytes, inside, link)
+    slices = num_bytes / inside
+    total = _ring_s("reduce_scatter", num_bytes, inside, link) + _ring_s(collective, slices, nodes, network)
+    return total + _ring_s("all_gather", slices, inside, link) if collective == "all_reduce" else total
 
 
 def _ring_s(collective: Collective, num_bytes: Floats, num_ranks: int, link: Link) -> Floats:
@@ -46,18 +57,3 @@ def _ring_share(collective: Collective, num_ranks: int) -> float:
         "all_to_all": others,
         "all_gather": num_ranks - 1.0,
     }[collective]
-
-
-def _across_nodes_s(collective: Collective, num_bytes: Floats, at: Layout) -> Floats:
-    """Inside the nodes and between them, one after the other; every rank's network link carries its own slice."""
-    nodes, inside, network = at.num_nodes, at.per_node, at.between
-    link = at.inside.model_copy(update={"latency_s": max(at.inside.latency_s, NCCL_S)})
-    if collective == "all_to_all":  # What stays in the node, and what leaves it.
-        here = _ring_s(collective, num_bytes / nodes, inside, link)
-        return here + _ring_s(collective, num_bytes, nodes, network)
-    if collective == "all_gather":
-        gathered = _ring_s(collective, num_bytes, nodes, network)
-        return gathered + _ring_s(collective, nodes * num_bytes, inside, link)
-    slices = num_bytes / inside
-    total = _ring_s("reduce_scatter", num_bytes, inside, link) + _ring_s(collective, slices, nodes, network)
-    return total + _ring_s("all_gather", slices, inside, link) if collective == "all_reduce" else total

@@ -125,7 +125,15 @@ def make_site(app: Dash, host: str, port: int) -> BaseWSGIServer:
     """A server that is bound and ready; `serve_forever` runs it, `port` 0 takes a free one."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     if host in LOOPBACK:
-        _only_for(app, (*LOOPBACK, "[::1]"))
+        # Refuse requests for another name: a page elsewhere whose name points to this machine may not ask.
+        hosts = (*LOOPBACK, "[::1]")
+
+        def refuse_strangers() -> None:
+            name = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
+            if name not in hosts:
+                abort(403)
+
+        app.server.before_request(refuse_strangers)
     try:
         return make_server(host, port, app.server, threaded=True, request_handler=_AtOnce)
     except (OSError, SystemExit, UnicodeError) as error:  # werkzeug turns "address in use" into an exit of its own
@@ -133,14 +141,3 @@ def make_site(app: Dash, host: str, port: int) -> BaseWSGIServer:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {reason}.", where="--port", fix="Choose another, e.g. --port 0 for any."
         ) from None
-
-
-def _only_for(app: Dash, hosts: tuple[str, ...]) -> None:
-    """Refuse requests for another name: a page elsewhere whose name points to this machine may not ask."""
-
-    def refuse_strangers() -> None:
-        name = request.host.rsplit(":", 1)[0] if not request.host.endswith("]") else request.host
-        if name not in hosts:
-            abort(403)
-
-    app.server.before_request(refuse_strangers)

@@ -132,7 +132,14 @@ def read_recording(folder: str | Path) -> Recording:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError("no such run directory.", where=str(folder))
-    meta = _read_meta(folder / "meta.json")
+    path = folder / "meta.json"
+    meta = parse_json(_text(path), str(path))
+    if not isinstance(meta, dict):
+        raise DataError("holds no JSON object.", where=str(path))
+    if not isinstance(meta.get("model"), str):
+        raise DataError("does not name the model.", where=str(path), fix='It needs "model": "organisation/name".')
+    if not isinstance(meta.get("engine_kwargs", {}), dict):
+        raise DataError("engine_kwargs is no JSON object.", where=str(path))
     rows = _read_rows(folder / "requests.jsonl")
     table = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in (*_COUNTS, *_STAMPS)}
     order = np.argsort(table["queued_ts"], kind="stable")
@@ -170,17 +177,6 @@ def _block_size(meta: dict[str, Any], folder: Path) -> int:
                 raise DataError(f"block_size is {size!r}, not a positive whole number.", where=where)
             return size
     return DEFAULT_BLOCK_SIZE
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    meta = parse_json(_text(path), str(path))
-    if not isinstance(meta, dict):
-        raise DataError("holds no JSON object.", where=str(path))
-    if not isinstance(meta.get("model"), str):
-        raise DataError("does not name the model.", where=str(path), fix='It needs "model": "organisation/name".')
-    if not isinstance(meta.get("engine_kwargs", {}), dict):
-        raise DataError("engine_kwargs is no JSON object.", where=str(path))
-    return meta
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Choosing the next token of every sequence, step by step as engines do it, in PyTorch and Triton.
 
 Logits are [sequences, vocabulary]. Each function is what one setting of a request adds: `penalties` and `top_k_top_p`
-change the logits, `random` and `greedy` choose, `logprobs` reports.
+change the logits, `random` chooses, `logprobs` reports.
 """
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-
-
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token."""
-    return logits.float().argmax(-1)
 
 
 def random(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

@@ -64,11 +64,6 @@ class Journal:
             self.path.write_text(whole, encoding="utf-8")
 
 
-def _stored(folder: Path, name: str) -> Path | None:
-    """The file of a bundle that holds these rows: packed, or plain as people write it."""
-    return next((path for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv") if path.exists()), None)
-
-
 def write(folder: Path, rows: Mapping[str, Mapping[Key, tuple[float, float]]], facts: Mapping[str, Any]) -> Path:
     """Write the CSV files and `manifest.json` of a bundle; returns the manifest's path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +89,8 @@ def read_rows(folder: Path) -> dict[str, dict[Key, tuple[float, float]]]:
     """The rows of a finished bundle, keyed as in a journal."""
     rows: dict[str, dict[Key, tuple[float, float]]] = {name: {} for name in COLUMNS}
     for name, columns in COLUMNS.items():
-        path = _stored(folder, name)
+        # The file of a bundle that holds these rows: packed, or plain as people write it.
+        path = next((path for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv") if path.exists()), None)
         if path is None:
             continue
         opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")  # noqa: SIM115

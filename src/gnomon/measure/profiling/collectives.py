@@ -214,7 +214,13 @@ def main(options: argparse.Namespace) -> int:
     wanted = options.collective or list(COLLECTIVES)
     sizes = [size for size in SIZES if size <= options.max_bytes]
     if options.dry_run:
-        print("\n".join(torchrun_commands(options.nodes, max(options.workers), _passed_on(options))))
+        # The arguments of every rank that torchrun starts.
+        words = ["collectives", "--device-name", options.device_name, "--out", str(options.out)]
+        words += [word for name in options.collective or () for word in ("--collective", name)]
+        for name in ("backend", "node", "max_bytes"):
+            if getattr(options, name) is not None:
+                words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+        print("\n".join(torchrun_commands(options.nodes, max(options.workers), words)))
         return 0
     measured: Samples = {}
     try:
@@ -239,16 +245,6 @@ def main(options: argparse.Namespace) -> int:
     }  # fmt: skip
     bundle.write(options.out, rows, about)
     return 0
-
-
-def _passed_on(options: argparse.Namespace) -> list[str]:
-    """The arguments of every rank that torchrun starts."""
-    words = ["collectives", "--device-name", options.device_name, "--out", str(options.out)]
-    words += [word for name in options.collective or () for word in ("--collective", name)]
-    for name in ("backend", "node", "max_bytes"):
-        if getattr(options, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    return words
 
 
 def _under_torchrun(wanted: Sequence[str], sizes: Sequence[int], backend: str | None) -> Samples | None:

@@ -46,7 +46,13 @@ def _pack(plan: Plan, limit: float, late_backward: bool, backward_first: bool, o
     timeline = Timeline(plan, LEGS, pieces=1, memory_limit=limit)
     _warm_up(timeline, late_backward)
     for _ in range(1, plan.microbatches):
-        for rank in _forward_ranks(timeline, backward_first):
+        # The ranks that take a forward in this round: a rank does only if all ranks after it do.
+        first = timeline.plan.ranks
+        while first > 0 and timeline.count[first - 1][FORWARD] < timeline.plan.microbatches:
+            if backward_first and _is_ahead(timeline, first - 1):
+                break
+            first -= 1
+        for rank in range(first, timeline.plan.ranks):
             timeline.make_room(rank, "F")
             if rank > 0:
                 timeline.fill_gap(FORWARD, rank, overrun_long=True, overrun_short=overrun)
@@ -90,16 +96,6 @@ def _warm_up(timeline: Timeline, late_backward: bool) -> None:
             timeline.put(FORWARD, rank)
     for rank in reversed(range(ranks)):
         timeline.put(BACKWARD, rank)
-
-
-def _forward_ranks(timeline: Timeline, backward_first: bool) -> range:
-    """The ranks that take a forward in this round: a rank does only if all ranks after it do."""
-    first = timeline.plan.ranks
-    while first > 0 and timeline.count[first - 1][FORWARD] < timeline.plan.microbatches:
-        if backward_first and _is_ahead(timeline, first - 1):
-            break
-        first -= 1
-    return range(first, timeline.plan.ranks)
 
 
 def _is_ahead(timeline: Timeline, rank: int) -> bool:

@@ -68,7 +68,16 @@ def _pack(plan: Plan, limit: float, overrun_backward: bool, overrun_forward: boo
     for _ in range(2 * plan.microbatches):
         for rank in range(plan.ranks):
             timeline.make_room(rank, "I")
-        for leg, rank in _backward_round(timeline):
+        # One input gradient per rank: the up legs first, from the last rank, then the down legs from the first.
+        ranks, m = timeline.plan.ranks, timeline.plan.microbatches
+        up = [
+            rank
+            for rank in range(ranks)
+            if timeline.count[rank][B_UP] < timeline.count[rank][B_DOWN]
+            and (timeline.arrival(B_UP, rank) is not None or timeline.count[rank][B_DOWN] >= m)
+        ]
+        down = [rank for rank in range(ranks) if rank not in up]
+        for leg, rank in [(B_UP, rank) for rank in reversed(up)] + [(B_DOWN, rank) for rank in down]:
             overrun = leg == B_UP or overrun_backward
             timeline.fill_gap(leg, rank, overrun_long=overrun, overrun_short=False, allowance=allowance[rank])
             timeline.put(leg, rank)
@@ -109,19 +118,6 @@ def _warm_up(timeline: Timeline) -> None:
                 if timeline.count[lower][leg] < m:
                     timeline.put(leg, lower)
             leg = F_UP - leg
-
-
-def _backward_round(timeline: Timeline) -> list[tuple[int, int]]:
-    """One input gradient per rank: the up legs first, from the last rank, then the down legs from the first."""
-    ranks, m = timeline.plan.ranks, timeline.plan.microbatches
-    up = [
-        rank
-        for rank in range(ranks)
-        if timeline.count[rank][B_UP] < timeline.count[rank][B_DOWN]
-        and (timeline.arrival(B_UP, rank) is not None or timeline.count[rank][B_DOWN] >= m)
-    ]
-    down = [rank for rank in range(ranks) if rank not in up]
-    return [(B_UP, rank) for rank in reversed(up)] + [(B_DOWN, rank) for rank in down]
 
 
 def _next_forward(timeline: Timeline, rank: int) -> int | None:

@@ -15,7 +15,7 @@ from gnomon.report.blocks import Block, Figure, Section, Table, lines, plots, se
 from gnomon.report.routing.files import differences_figure
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.files import write_run
-from gnomon.report.serving.intervals import CAPTION, as_data, variant_rows
+from gnomon.report.serving.intervals import CAPTION, as_data, words
 from gnomon.search.slo import WORDS, latency_name
 from gnomon.serving.results.fleet import Regret, regret
 from gnomon.serving.results.intervals import Intervals
@@ -143,7 +143,16 @@ def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[
 def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:
     tables = [Table([variant_row(name, one) for name, one in summaries.items()])]
     if any(intervals.values()):
-        tables.append(Table(variant_rows(intervals), caption=CAPTION))
+        places = {
+            "TTFT P99": "latency.ttft_s.p99",
+            "TPOT mean": "latency.tpot_s.mean",
+            "E2E mean": "latency.e2e_s.mean",
+        }
+        rows = [
+            {"variant": variant} | {name: words(one[at]) if at in one else None for name, at in places.items()}
+            for variant, one in intervals.items()
+        ]
+        tables.append(Table(rows, caption=CAPTION))
     regretted = [
         {
             "variant": name,

@@ -99,8 +99,11 @@ def _circumstance_words(one: Circumstance) -> str:
             return "what follows"
 
 
-def part_rows(slow: Slow) -> list[Row]:
-    """Every part that somebody has, the slow ones beside typical ones."""
+def slow_blocks(accounts: Accounts, slow: Slow) -> list[Block]:
+    """Sentences, then the parts, the slowest requests, and where and when they were slow."""
+    blocks: list[Block] = [Line(text) for text in slow_sentences(accounts, slow)]
+    who = f"P{slow.percentile:g} and above" if slow.percentile is not None else "above the target"
+    # Every part that somebody has, the slow ones beside typical ones.
     rows = []
     for i, part in enumerate(PARTS):
         a, b = float(slow.parts_slow_s[i]), float(slow.parts_typical_s[i])
@@ -114,14 +117,7 @@ def part_rows(slow: Slow) -> list[Row]:
                     "more": f"{'+' if a >= b else '−'}{_s(abs(a - b))}",
                 }
             )
-    return rows
-
-
-def slow_blocks(accounts: Accounts, slow: Slow) -> list[Block]:
-    """Sentences, then the parts, the slowest requests, and where and when they were slow."""
-    blocks: list[Block] = [Line(text) for text in slow_sentences(accounts, slow)]
-    who = f"P{slow.percentile:g} and above" if slow.percentile is not None else "above the target"
-    blocks.append(Table(part_rows(slow), f"Where the time goes, {SHORT[slow.metric]} ({who} against the median)"))
+    blocks.append(Table(rows, f"Where the time goes, {SHORT[slow.metric]} ({who} against the median)"))
     blocks.append(Table(slowest_rows(accounts, slow), "The slowest requests"))
     groups = group_tables(accounts, slow.metric, slow)
     return blocks + list(groups)

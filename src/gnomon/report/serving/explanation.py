@@ -15,7 +15,7 @@ from gnomon.report.look import bars, line, plot_layout, rule, short
 from gnomon.report.serving import explain_text as words
 from gnomon.report.serving.operators import operator_frame
 from gnomon.serving.results.counterfactual import MIN_GAIN, MIN_MISSED, Outcome, gain, ranked
-from gnomon.serving.results.explain import Neighbour, Slow, by_cause, delayed_by, waited_behind
+from gnomon.serving.results.explain import Slow, by_cause, delayed_by, waited_behind
 from gnomon.serving.results.latency_breakdown import CAUSES, NAMES, Accounts, Metric
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
@@ -93,7 +93,7 @@ def slowest_figure(accounts: Accounts, slow: Slow) -> Figure:
 def neighbours_figure(accounts: Accounts, row: int) -> Figure:
     """One request's life with those it waited behind and those whose prefills fell into its decoding."""
     others = [*waited_behind(accounts, row, 6).behind, *delayed_by(accounts, row, 6)]
-    rows = [row, *dict.fromkeys(accounts.row(one.request) for one in _different(others))]
+    rows = [row, *dict.fromkeys(accounts.row(one.request) for one in others)]
     q = accounts.requests
     start = float(q.arrival_s[row])
     names = [f"{'<b>' if one == row else ''}request {int(accounts.ids[one]):,}{'</b>' if one == row else ''}"
@@ -124,13 +124,6 @@ def neighbours_figure(accounts: Accounts, row: int) -> Figure:
             "margin": drawn["margin"] | {"l": 110}, "shapes": lines,
         },
     }  # fmt: skip
-
-
-def _different(neighbours: list[Neighbour]) -> list[Neighbour]:
-    found: dict[int, Neighbour] = {}
-    for one in neighbours:
-        found.setdefault(one.request, one)
-    return list(found.values())
 
 
 def roofline_figure(run: Run) -> Figure:

@@ -1,7 +1,6 @@
 """Prediction intervals in words: `205 ms, 190–223`."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from gnomon.core import units
@@ -36,18 +35,6 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def other_words(found: Intervals) -> list[tuple[str, str]]:
-    """Throughput, cost and SLO with their intervals, as (name, value)."""
-    places = {
-        "throughput.requests_per_s": ("requests/s", "number"),
-        "throughput.output_tokens_per_s": ("output tokens/s", "number"),
-        "cost.per_million_output_tokens": ("$ per million output tokens", "number"),
-        "slo.attainment": ("SLO met by", "share"),
-        "slo.goodput_requests_per_s": ("good requests/s", "number"),
-    }
-    return [(name, words(found[place], kind)) for place, (name, kind) in places.items() if place in found]
-
-
 def width_words(found: Intervals, spread: float) -> str:
     """Where the width of wide intervals comes from; `spread` is the standard deviation of the timing source's error."""
     of = next((found[place] for place in WIDTH_OF if place in found), None)
@@ -77,7 +64,16 @@ def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block
             rows.append(row)
     if not rows:
         return []
-    others = "; ".join(f"{name} {value}" for name, value in other_words(found))
+    places = {
+        "throughput.requests_per_s": ("requests/s", "number"),
+        "throughput.output_tokens_per_s": ("output tokens/s", "number"),
+        "cost.per_million_output_tokens": ("$ per million output tokens", "number"),
+        "slo.attainment": ("SLO met by", "share"),
+        "slo.goodput_requests_per_s": ("good requests/s", "number"),
+    }
+    others = "; ".join(
+        f"{name} {words(found[place], kind)}" for place, (name, kind) in places.items() if place in found
+    )
     why = "" if spread is None else width_words(found, spread)
     return [Table(rows, left=("interval",), caption=" ".join(part for part in (CAPTION, f"{others}.", why) if part))]
 
@@ -85,15 +81,3 @@ def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block
 def as_data(found: Intervals) -> dict[str, Any]:
     """As in summary.json."""
     return {name: {"value": one.value, "low": one.low, "high": one.high} for name, one in found.items()}
-
-
-def variant_rows(found: Mapping[str, Intervals]) -> list[dict[str, Any]]:
-    """Several runs side by side."""
-    rows = []
-    for variant, one in found.items():
-        row: dict[str, Any] = {"variant": variant}
-        for place, name in (("ttft_s.p99", "TTFT P99"), ("tpot_s.mean", "TPOT mean"), ("e2e_s.mean", "E2E mean")):
-            known = one.get(f"latency.{place}")
-            row[name] = words(known) if known else None
-        rows.append(row)
-    return rows

@@ -49,7 +49,20 @@ def event_frame(run: Run) -> pl.DataFrame:
     parts.append(
         _rows("chunk", chunks["request"], chunks["start_s"], chunks["replica"], chunks["tokens"], chunks["end_s"])
     )
-    parts += _interruptions(run, chunks)
+    # Where a request's count of restarts grows from one chunk to the next, it was pre-empted, for as long as its
+    # record says, or it started over: elsewhere, or on a replica that was away meanwhile.
+    before = pl.col("restarts", "preempted_s", "replica").shift(1).over("request").name.suffix("_before")
+    begun = chunks.with_columns(before).filter(pl.col("restarts") > pl.col("restarts_before").fill_null(0))
+    begun = begun.with_columns(away_s=pl.col("preempted_s") - pl.col("preempted_s_before").fill_null(0.0))
+    stayed = pl.col("replica") == pl.col("replica_before").fill_null(pl.col("replica"))
+    is_preempted = stayed & ((pl.col("away_s") > 0) | pl.lit(run.fleet is None))
+    resumed, moved = begun.filter(is_preempted), begun.filter(~is_preempted)
+    parts += [
+        _rows("preempted", resumed["request"], resumed["start_s"] - resumed["away_s"], resumed["replica"]),
+        _rows("resumed", resumed["request"], resumed["start_s"], resumed["replica"]),
+        _rows("restarted", moved["request"], moved["start_s"], moved["replica"]),
+        _given_up(run, chunks),
+    ]
     return pl.concat(parts).sort("time_s", "request", "event", maintain_order=True)
 
 
@@ -89,23 +102,6 @@ def _stamps(run: Run, chunks: pl.DataFrame) -> list[tuple[str, np.ndarray, np.nd
         ("rejected", (q.status == REJECTED) & (q.finished_s >= 0), q.finished_s, q.replica),
         ("abandoned", q.status == ABANDONED, q.finished_s, q.replica),
         ("preempted", q.preempted_at_s >= 0, q.preempted_at_s, q.replica),  # and not scheduled again until the end
-    ]
-
-
-def _interruptions(run: Run, chunks: pl.DataFrame) -> list[pl.DataFrame]:
-    """Where a request's count of restarts grows from one chunk to the next, it was pre-empted, for as long as its
-    record says, or it started over: elsewhere, or on a replica that was away meanwhile."""
-    before = pl.col("restarts", "preempted_s", "replica").shift(1).over("request").name.suffix("_before")
-    begun = chunks.with_columns(before).filter(pl.col("restarts") > pl.col("restarts_before").fill_null(0))
-    begun = begun.with_columns(away_s=pl.col("preempted_s") - pl.col("preempted_s_before").fill_null(0.0))
-    stayed = pl.col("replica") == pl.col("replica_before").fill_null(pl.col("replica"))
-    is_preempted = stayed & ((pl.col("away_s") > 0) | pl.lit(run.fleet is None))
-    resumed, moved = begun.filter(is_preempted), begun.filter(~is_preempted)
-    return [
-        _rows("preempted", resumed["request"], resumed["start_s"] - resumed["away_s"], resumed["replica"]),
-        _rows("resumed", resumed["request"], resumed["start_s"], resumed["replica"]),
-        _rows("restarted", moved["request"], moved["start_s"], moved["replica"]),
-        _given_up(run, chunks),
     ]
 
 

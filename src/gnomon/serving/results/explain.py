@@ -90,9 +90,17 @@ def _compared(accounts: Accounts, metric: Metric, percentile: float | None, rows
     low, high = np.nanpercentile(values, _TYPICAL, method="lower")
     typical = np.flatnonzero((values >= low) & (values <= high))
     slow, usual = parts[rows].mean(axis=0), parts[typical].mean(axis=0)
+    more = {name: float(value) for name, value in by_cause(np.maximum(slow - usual, 0.0)).items()}
+    whole = sum(more.values())
+    a, b = by_cause(slow), by_cause(usual)
+    found = [
+        Cause(name, float(a[name]), float(b[name]), value / whole if whole > 0.0 else 0.0)
+        for name, value in more.items()
+        if a[name] > 0.0 or b[name] > 0.0
+    ]
     return Slow(
         metric, percentile, rows, typical, threshold, float(values[rows].mean()), float(values[typical].mean()), slow,
-        usual, _causes(slow, usual),
+        usual, sorted(found, key=lambda cause: (-cause.share, -cause.slow_s)),
         _circumstances(accounts, rows, parts, float(values[rows].mean() - values[typical].mean())),
     )  # fmt: skip
 
@@ -103,18 +111,6 @@ def by_cause(parts: Floats) -> dict[str, Floats]:
     for i, part in enumerate(PARTS):
         columns[part.group].append(i)
     return {name: parts[..., chosen].sum(axis=-1) for name, chosen in columns.items()}
-
-
-def _causes(slow: Floats, typical: Floats) -> list[Cause]:
-    more = {name: float(value) for name, value in by_cause(np.maximum(slow - typical, 0.0)).items()}
-    whole = sum(more.values())
-    a, b = by_cause(slow), by_cause(typical)
-    found = [
-        Cause(name, float(a[name]), float(b[name]), value / whole if whole > 0.0 else 0.0)
-        for name, value in more.items()
-        if a[name] > 0.0 or b[name] > 0.0
-    ]
-    return sorted(found, key=lambda cause: (-cause.share, -cause.slow_s))
 
 
 # Circumstances.

@@ -28,7 +28,9 @@ def chances(acceptance: Acceptance, num_tokens: int) -> Floats:
     """The chance of each drafted token, given that those before it were accepted."""
     match acceptance:
         case str():
-            return _conditional(reached(_curve(acceptance, num_tokens)))
+            shares = reached(_curve(acceptance, num_tokens))
+            before = np.concatenate([[1.0], shares[:-1]])
+            return np.divide(shares, before, out=np.zeros_like(shares), where=before > 0)
         case float() | int():
             given: Sequence[float] = (acceptance,)
         case _:
@@ -55,11 +57,6 @@ def reached(tokens: Sequence[float]) -> Floats:
             last = pools.pop()
             pools[-1] = [pools[-1][0] + last[0], pools[-1][1] + last[1]]
     return np.concatenate([np.full(int(count), total / count) for total, count in pools])
-
-
-def _conditional(shares: Floats) -> Floats:
-    before = np.concatenate([[1.0], shares[:-1]])
-    return np.divide(shares, before, out=np.zeros_like(shares), where=before > 0)
 
 
 def _curve(name: str, num_tokens: int) -> list[float]:

@@ -48,7 +48,16 @@ class Grid:
         if self._bound is not None:
             self._formula = self._bound.fitted(x, y)
         ratio = np.log(y) - np.log(self._formula(x))
-        self._values = filled(_laid_out(np.stack(cells), ratio, shape), self._axes)
+        # The values on a grid, NaN where there is none, the median where there are several.
+        flat = np.ravel_multi_index(tuple(np.stack(cells)), shape)
+        order = np.lexsort((ratio, flat))
+        flat, values = flat[order], ratio[order]
+        starts = np.flatnonzero(np.r_[True, flat[1:] != flat[:-1]])
+        counts = np.diff(np.r_[starts, flat.size])
+        middle = 0.5 * (values[starts + (counts - 1) // 2] + values[starts + counts // 2])
+        grid = np.full(shape, np.nan)
+        grid.flat[flat[starts]] = middle
+        self._values = filled(grid, self._axes)
         return self
 
     def predict(self, x: Floats) -> Floats:
@@ -62,19 +71,6 @@ class Grid:
             share = prod(w if high else 1.0 - w for high, w in zip(corner, weight, strict=True))
             total += share * self._values[at]
         return np.exp(total) * self._formula(x)
-
-
-def _laid_out(cells: Cells, values: Floats, shape: tuple[int, ...]) -> Floats:
-    """The values on a grid, NaN where there is none, the median where there are several."""
-    flat = np.ravel_multi_index(tuple(cells), shape)
-    order = np.lexsort((values, flat))
-    flat, values = flat[order], values[order]
-    starts = np.flatnonzero(np.r_[True, flat[1:] != flat[:-1]])
-    counts = np.diff(np.r_[starts, flat.size])
-    middle = 0.5 * (values[starts + (counts - 1) // 2] + values[starts + counts // 2])
-    grid = np.full(shape, np.nan)
-    grid.flat[flat[starts]] = middle
-    return grid
 
 
 def _cell(axis: Floats, at: Floats) -> tuple[Cells, Cells, Floats]:

@@ -142,7 +142,16 @@ class Roofline:
         if work.format.product in self.device.peak_flops:
             rates = _RTX_RATES if self._is_flash_2 else _PRODUCT_RATES
             peak *= rates.get(work.format.name, 1.0)
-        compute = self._tiled_s(rows, work.n * work.batch, work.k, peak)
+        # Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile.
+        n = work.n * work.batch
+        sms = self.device.num_sms
+        rate = peak * self._constants.gemm_efficiency / sms
+        compute = np.full_like(rows, np.inf)
+        for tile_rows, tile_columns, share in _TILES:
+            tiles = np.ceil(rows / tile_rows) * np.ceil(n / tile_columns)
+            split = np.minimum(np.maximum(np.floor(sms / np.maximum(tiles, 1.0)), 1.0), _MAX_SPLIT)
+            waves = np.ceil(tiles * split / sms)
+            np.minimum(compute, waves / split * (2.0 * tile_rows * tile_columns * work.k / (rate * share)), out=compute)
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         seconds = self._overlapped(compute, memory) + c.gemm_floor_s
         if work.format.name in _QUANTIZING:  # Reads 16 bits per element and writes eight, in a kernel of its own.
@@ -159,18 +168,6 @@ class Roofline:
         compute = work.flops(rows) / (self.device.flops(work.format.product) * c.gemm_efficiency)
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         return self._overlapped(compute, memory) + c.gemm_floor_s
-
-    def _tiled_s(self, rows: Floats, n: int, k: int, peak: float) -> Floats:
-        """Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile."""
-        sms = self.device.num_sms
-        rate = peak * self._constants.gemm_efficiency / sms
-        best = np.full_like(rows, np.inf)
-        for tile_rows, tile_columns, share in _TILES:
-            tiles = np.ceil(rows / tile_rows) * np.ceil(n / tile_columns)
-            split = np.minimum(np.maximum(np.floor(sms / np.maximum(tiles, 1.0)), 1.0), _MAX_SPLIT)
-            waves = np.ceil(tiles * split / sms)
-            np.minimum(best, waves / split * (2.0 * tile_rows * tile_columns * k / (rate * share)), out=best)
-        return best
 
     def _overlapped(self, compute: Floats, memory: Floats) -> Floats:
         longer = np.maximum(np.maximum(compute, memory), 1e-12)

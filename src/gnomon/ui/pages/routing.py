@@ -65,13 +65,26 @@ class RoutersCompared:
 
 def asked(values: Mapping[str, Any]) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario and the routers; a mistake is raised here."""
-    return scenario_of(values), names_of(values)
+    scenario = scenario_of(values)
+    names = (values["baseline"], *(name for name in values["routers"] if name != values["baseline"]))
+    if len(names) < 2:
+        raise ConfigError("there is nothing to compare.", where="routers", fix="Choose another router.")
+    return scenario, names
 
 
 def run_comparison(argument: tuple[Scenario, tuple[str, ...]], report: jobs.Report) -> RoutersCompared:
     """The job: every router on the same requests, and all views of that."""
     scenario, names = argument
-    found = compare_routers(scenario, names, report)
+    served, last = 0, 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal served, last
+        served, last = served + (done < last), done
+        report(served + done / total, len(names), f"{names[served]}: {done:,} of {total:,} requests served")
+
+    with told_if_too_large():
+        compared = compare(scenario, vary={"router.name": list(names)}, on_progress=tell)
+    found = Comparison(dict(zip(names, compared.results.values(), strict=True)))
     views = {}
     for metric, words in METRICS.items():
         for statistic, short in STATISTICS.items():
@@ -91,15 +104,6 @@ def _figure(found: Comparison, name: str, metric: str, statistic: str) -> float:
     return float("inf") if value is None else value
 
 
-def names_of(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The chosen routers, the baseline first."""
-    routers: Sequence[str] = values["routers"]
-    names = (values["baseline"], *(name for name in routers if name != values["baseline"]))
-    if len(names) < 2:
-        raise ConfigError("there is nothing to compare.", where="routers", fix="Choose another router.")
-    return names
-
-
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
     """The scenario that every router serves."""
     scenario = to_scenario(values)
@@ -110,20 +114,6 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
     if len(requests_of(scenario.workload, scenario.seed)) > MAX_REQUESTS:
         raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
     return scenario
-
-
-def compare_routers(scenario: Scenario, names: Sequence[str], report: jobs.Report) -> Comparison:
-    """All routers on the requests of one scenario, by their names."""
-    served, last = 0, 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal served, last
-        served, last = served + (done < last), done
-        report(served + done / total, len(names), f"{names[served]}: {done:,} of {total:,} requests served")
-
-    with told_if_too_large():
-        compared = compare(scenario, vary={"router.name": list(names)}, on_progress=tell)
-    return Comparison(dict(zip(names, compared.results.values(), strict=True)))
 
 
 def _row(found: Comparison, name: str, metric: str, statistic: str) -> dict[str, Any]:

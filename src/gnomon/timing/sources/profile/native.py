@@ -55,7 +55,10 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
             case "skew":
                 _read_skew(bundle, columns, kv_dtype)
             case "elementwise":
-                _read_elementwise(bundle, columns)
+                operators = columns.texts("operator")
+                for operator in np.unique(operators):
+                    part = columns.where(operators == operator)
+                    _add_groups(bundle, part, str(operator), part.sizes("width"), "tokens")
             case "moe":
                 _read_experts(bundle, columns, dtype)
             case "collective":
@@ -151,13 +154,6 @@ def _read_skew(bundle: Bundle, columns: Columns, dtype: str) -> None:
     if columns.frame.height:
         sizes = ("chunk", "kv", "decodes", "long_decodes", "decode_kv", "long_kv")
         _add_groups(bundle, columns, "skew", columns.sizes("heads", "kv_heads", "head_dim"), *sizes)
-
-
-def _read_elementwise(bundle: Bundle, columns: Columns) -> None:
-    operators = columns.texts("operator")
-    for operator in np.unique(operators):
-        part = columns.where(operators == operator)
-        _add_groups(bundle, part, str(operator), part.sizes("width"), "tokens")
 
 
 def _read_experts(bundle: Bundle, columns: Columns, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m gnomon.measure.kernels.check`: every Triton kernel against its plain version, on this machine's GPU."""
+"""`python -m benchmarks.kernels`: every Triton kernel against its plain version, on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 def main() -> int:
     """Print every error; exit code 1 if one is beyond bf16's rounding."""
     if not torch.cuda.is_available():
-        print("gnomon.measure.kernels.check: needs a GPU (PyTorch sees none)", file=sys.stderr)
+        print("benchmarks.kernels: needs a GPU (PyTorch sees none)", file=sys.stderr)
         return 2
     mixed: Sequences = [(1, 0), (1, 17), (300, 0), (1, 5000), (77, 1000), (1, 255), (1, 256), (128, 128)]
     errors = elementwise_errors(torch.bfloat16, "cuda")
