@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks import kernels as check  # noqa: E402
+
 from gnomon.measure.engine import load, probe, record  # noqa: E402
 from gnomon.measure.engine.__main__ import main  # noqa: E402
 from gnomon.measure.engine.load import Workload  # noqa: E402
@@ -19,7 +21,6 @@ from gnomon.measure.engine.runner import Runner  # noqa: E402
 from gnomon.measure.engine.scheduler import Request, Scheduler  # noqa: E402
 from gnomon.measure.engine.serve import Served, make_requests, serve  # noqa: E402
 from gnomon.measure.engine.shape import EngineConfig, ModelShape  # noqa: E402
-from gnomon.measure.kernels import check  # noqa: E402
 from gnomon.measure.kernels.work import Layout, WorkList  # noqa: E402
 
 TINY = ModelShape("tiny", 2, 64, 4, 2, 16, 96, 128, qk_norm=True)
