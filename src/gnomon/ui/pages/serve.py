@@ -120,8 +120,24 @@ def body(state: dict[str, Any]) -> list[Component]:
 def register(app: Dash) -> None:
     """Answer every change."""
     register_live(app, PAGE)
+    _register_story(app)
+    _register_pins(app)
+    _register_upload(app)
 
-    # A click on a latency's curve tells the story of a request that took so long.
+
+def _register_story(app: Dash) -> None:
+    """A click on a latency's curve tells the story of a request that took so long."""
+
+    @callback(
+        app,
+        output=Output(PAGE.id("story"), "children"),
+        inputs={"clicked": {name: Input(PAGE.id("plot", name), "clickData") for name in LATENCIES}},
+        state={
+            "raw": {one.name: State(PAGE.id(one.name), "value") for one in PAGE.controls},
+            "view": State(PAGE.id("view"), "data"),
+        },
+        prevent_initial_call=True,
+    )
     def tell(clicked: dict[str, Any], raw: dict[str, Any], view: str) -> Any:
         name = next((one for one in LATENCIES if ctx.triggered_id == PAGE.id("plot", one)), None)
         point = (clicked.get(name) or {}).get("points") if name else None
@@ -133,11 +149,6 @@ def register(app: Dash) -> None:
             return html.P(str(error), className="more")
         except Stale:
             return no_update
-
-    def change(pin: int, raw: dict[str, Any], kept: str) -> Any:
-        return answers.with_pin(CONTROLS, kept, raw) if pin else no_update
-
-    _register_upload(app)
 
 
 def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Component]:
@@ -156,6 +167,21 @@ def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Co
     graph = dcc.Graph(figure=drawn, config=blocks.QUIET, style={"height": f"{drawn['layout']['height']}px"})
     tables = blocks.shown(one for one in told.text() if isinstance(one, Table))
     return [html.P(" ".join(told.sentences), className="story"), html.Div(graph, className="plot"), tables]
+
+
+def _register_pins(app: Dash) -> None:
+    @callback(
+        app,
+        output=Output(PAGE.id("pins"), "value"),
+        inputs={"pin": Input(PAGE.id("pin"), "n_clicks")},
+        state={
+            "raw": {one.name: State(PAGE.id(one.name), "value") for one in CONTROLS},
+            "kept": State(PAGE.id("pins"), "value"),
+        },
+        prevent_initial_call=True,
+    )
+    def change(pin: int, raw: dict[str, Any], kept: str) -> Any:
+        return answers.with_pin(CONTROLS, kept, raw) if pin else no_update
 
 
 def _register_upload(app: Dash) -> None:
