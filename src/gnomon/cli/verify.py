@@ -15,8 +15,6 @@ from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.text import own_yaml, to_yaml
 
-MAX_ROWS = 200
-"""Rows of a file that `verify pipeline` prints."""
 PICTURES = {"html": "over_time.html", "svg": "cdf.svg", "page": "leaderboard.html"}
 """What a check can draw, by the option that names its file."""
 
@@ -44,8 +42,6 @@ def _proof(name: str, doing: str, about: str, *options: Callable[[Any], Any]) ->
         files = {file: options.pop(flag) for flag, file in PICTURES.items() if flag in options}
         allowed = {key[10:]: options.pop(key) for key in list(options) if key.startswith("tolerance_")}
         options |= {"tolerances": allowed} if allowed else {}
-        if "is_whole" in options:
-            options["most_rows"] = None if options.pop("is_whole") else MAX_ROWS
         check = "roofline" if options.pop("roofline", False) else name
         if check != name:  # It takes nothing but the data.
             options = {key: options[key] for key in ("data", "on_progress")}

@@ -23,6 +23,7 @@ from gnomon.verify.findings import Findings, Progress, each, proof
 
 RUN_TOLERANCE = 1e-6
 SWEEP_TOLERANCE = 1e-4
+MAX_ROWS = 200
 PRINTED_DIGITS = 0.5e-4 + 1e-9
 """A value that rounds to the four digits printed."""
 HEURISTIC_TOLERANCE = 0.005
@@ -268,25 +269,22 @@ def _first_line(path: Path) -> str:
 
 
 @proof("pipeline")
-def prove(*files: str | Path, most_rows: int | None = None, on_progress: Progress | None = None) -> Findings:
-    """Training pipelines: recorded runs and sweeps, published bubble tables, PyTorch schedules.
-
-    Of a file with more than `most_rows` values only those that are off are listed.
-    """
+def prove(*files: str | Path, on_progress: Progress | None = None) -> Findings:
+    """Training pipelines: recorded runs and sweeps, published bubble tables, PyTorch schedules."""
     # A sweep's configuration is read together with its CSV.
     chosen = [str(path) for path in files if not (str(path).endswith(".json") and is_sweep_config(path))]
     if not chosen:
         raise DataError("there are only configurations here, and no results.", fix="Name the CSV of the sweep.")
-    return told({path: verify(path) for path in each(chosen, on_progress)}, most_rows)
+    return told({path: verify(path) for path in each(chosen, on_progress)})
 
 
-def told(found: dict[str, list[Check]], most_rows: int | None) -> Findings:
-    """A table per file; of long ones only what is off."""
+def told(found: dict[str, list[Check]]) -> Findings:
+    """A table per file; of those with more than `MAX_ROWS` values only what is off."""
     blocks: list[Block] = []
     failures = []
     for path, checks in found.items():
         wrong = [check for check in checks if not check.ok]
-        shown = checks if most_rows is None or len(checks) <= most_rows else wrong[:most_rows]
+        shown = checks if len(checks) <= MAX_ROWS else wrong[:MAX_ROWS]
         if shown:
             blocks.append(Table([_printed(_row(check)) for check in shown], title=path))
         worst = max((abs(check.difference) for check in checks if check.difference is not None), default=0.0)

@@ -176,19 +176,16 @@ def _network_tables(root: Path) -> Iterator[Table]:
 
 
 @proof("timing")
-def prove(
-    *, data: str | Path | None = None, forests: bool = False, each_table: bool = False,
-    on_progress: Progress | None = None,
-) -> Findings:  # fmt: skip
+def prove(*, data: str | Path | None = None, forests: bool = False, on_progress: Progress | None = None) -> Findings:
     """Operator times: the held-out error of the estimators on the measured tables below `data`.
 
-    `forests` trains random forests too, on a sample of the tables. `each_table` lists tables rather than operators.
+    `forests` trains random forests too, on a sample of the tables.
     """
     tables = vidur_tables(reference(data))
     names = ["grid", "linear", "polynomial"]
     if forests:
         tables, names = sample(tables), ["grid", "forest"]
-    return told([score(table, name) for table in each(tables, on_progress) for name in names], each_table=each_table)
+    return told([score(table, name) for table in each(tables, on_progress) for name in names])
 
 
 _CAPTION = (
@@ -196,11 +193,11 @@ _CAPTION = (
 )
 
 
-def told(scores: list[Score], *, each_table: bool) -> Findings:
-    """One row per operator and estimator, or per measured table."""
+def told(scores: list[Score]) -> Findings:
+    """One row per operator and estimator."""
     found = summaries(scores)
     operators, tables = [_row(one) for one in found], [_table_row(one) for one in scores]
-    blocks: list[Block] = [Rows(tables if each_table else operators, "Held-out error, %", _CAPTION)]
+    blocks: list[Block] = [Rows(operators, "Held-out error, %", _CAPTION)]
     return Findings(
         scores, operators, {"operators": operators, "tables": tables}, blocks,
         [one.operator for one in found if not one.passes],

@@ -149,7 +149,7 @@ def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, In
             "E2E mean": "latency.e2e_s.mean",
         }
         rows = [
-            {"variant": variant} | {name: words(one[at]) if at in one else None for name, at in places.items()}
+            {"variant": variant, **{name: words(one[at]) if at in one else None for name, at in places.items()}}
             for variant, one in intervals.items()
         ]
         tables.append(Table(rows, caption=CAPTION))

@@ -172,6 +172,9 @@ def drawers(run: Run, summary: Summary) -> dict[str, Callable[[], Figure]]:
     def batches(column: str) -> Curve:
         return distribution(rows[column][rows["stage"] == 0].astype(np.float64))
 
+    def lines(title: str, at_s: Floats, *series: tuple[str, Floats, str]) -> Figure:
+        return time_lines(title, at_s, list(series), {})
+
     start = float(run.cluster.requests.arrival_s.min())
     span = (start, start + summary.duration_s)
     full, flow = cache(lambda: levels(run, *span)), cache(lambda: rates(run, *span))
@@ -181,14 +184,17 @@ def drawers(run: Run, summary: Summary) -> dict[str, Callable[[], Figure]]:
         "tbt": lambda: cdf("Time between tokens", {"": distribution(log.gap_s[:gaps], log.gap_count[:gaps])}),
         "tpot": lambda: latency_cdf("tpot", {"": latencies()["tpot"]}, run.scenario.slo),
         "e2e": lambda: latency_cdf("e2e", {"": latencies()["e2e"]}, run.scenario.slo),
-        "queue": lambda: _queue(full()),
-        "rates": lambda: _rates(flow()),
-        "tokens": lambda: _tokens(flow()),
+        "queue": lambda: lines("Requests in the system", full().at_s, ("waiting", full().waiting, ORANGE),
+                               ("running", full().running, BLUE)),
+        "rates": lambda: lines("Requests per second", flow().middle_s, ("arriving", flow().arrivals_per_s, GREY),
+                               ("finishing", flow().finished_per_s, BLUE)),
+        "tokens": lambda: lines("Tokens per second", flow().middle_s, ("prompt", flow().prompt_tokens_per_s, ORANGE),
+                                ("output", flow().output_tokens_per_s, BLUE)),
         "kv": lambda: _kv(full(), many=len(summary.replicas) > 1),
         "batch_size": lambda: cdf("Batch size", {"": batches("size")}, unit="requests"),
         "batch_tokens": lambda: cdf("Tokens per batch", {"": batches("tokens")}, unit="tokens"),
         **(fleet_drawers(run) if run.fleet is not None else {}),
-    }
+    }  # fmt: skip
 
 
 def latency_curves(run: Run) -> dict[str, Curve]:
@@ -268,21 +274,6 @@ def _side(x: float, end: float, share: float) -> str:
 
 def _value(value: float, unit: str) -> str:
     return units.seconds(value) if unit == "s" else f"{value:,.4g}"
-
-
-def _queue(series: Levels) -> Figure:
-    lines = [("waiting", series.waiting, ORANGE), ("running", series.running, BLUE)]
-    return time_lines("Requests in the system", series.at_s, lines, {})
-
-
-def _rates(series: Rates) -> Figure:
-    lines = [("arriving", series.arrivals_per_s, GREY), ("finishing", series.finished_per_s, BLUE)]
-    return time_lines("Requests per second", series.middle_s, lines, {})
-
-
-def _tokens(series: Rates) -> Figure:
-    lines = [("prompt", series.prompt_tokens_per_s, ORANGE), ("output", series.output_tokens_per_s, BLUE)]
-    return time_lines("Tokens per second", series.middle_s, lines, {})
 
 
 def _kv(series: Levels, *, many: bool) -> Figure:

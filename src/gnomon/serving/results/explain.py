@@ -270,15 +270,7 @@ def waited_behind(accounts: Accounts, row: int, most: int = 5) -> Wait:
     waits = accounts.parts_ns[row, breakdown.BEFORE, breakdown.ROUTING : breakdown.POLICY + 1]
     scarce = NAMES[breakdown.ROUTING + int(waits.argmax())]
     weight = {"wait_kv": held * seconds, "wait_batch_cap": seconds}.get(scarce, prefilled + 1e-9 * seconds)
-    order = np.argsort(-weight, kind="stable")[:most]
-    behind = [
-        Neighbour(
-            int(accounts.ids[rows[i]]), int(q.prompt_tokens[rows[i]]), int(q.output_tokens[rows[i]]),
-            float(seconds[i]), int(prefilled[i]), int(held[i]),
-        )
-        for i in order
-        if weight[i] > 0
-    ]  # fmt: skip
+    behind = _heaviest(accounts, rows, weight, most, seconds, prefilled, held)
     requests = accounts.run.requests
     of_class = requests.user_class[accounts.ids[ahead | running]] if requests.classes else np.empty(0, int)
     by_class = {one.name: int((of_class == i).sum()) for i, one in enumerate(requests.classes)}
@@ -294,15 +286,17 @@ def delayed_by(accounts: Accounts, row: int, most: int = 5) -> list[Neighbour]:
     seconds = np.maximum(end - start, 0.0)
     share = seconds / np.maximum(q.first_token_s[rows] - q.scheduled_s[rows], 1e-12)
     tokens = np.rint(q.prompt_tokens[rows] * np.minimum(share, 1.0)).astype(int)
-    order = np.argsort(-tokens, kind="stable")[:most]
-    return [
-        Neighbour(
-            int(accounts.ids[rows[i]]), int(q.prompt_tokens[rows[i]]), int(q.output_tokens[rows[i]]),
-            float(seconds[i]), int(tokens[i]), int(q.prompt_tokens[rows[i]]),
-        )
-        for i in order
-        if tokens[i] > 0
-    ]  # fmt: skip
+    return _heaviest(accounts, rows, tokens, most, seconds, tokens, q.prompt_tokens[rows])
+
+
+def _heaviest(
+    accounts: Accounts, rows: Ints, weight: Any, most: int, seconds: Floats, prefilled: Ints, kv: Ints
+) -> list[Neighbour]:
+    """The requests of these rows that have a weight, the heaviest first."""
+    order = np.argsort(-weight, kind="stable")[:most]
+    q = accounts.requests[rows[order]]
+    columns = (accounts.ids[rows[order]], q.prompt_tokens, q.output_tokens, seconds[order], prefilled[order], kv[order])
+    return [Neighbour(*(one.item() for one in row)) for row in zip(*columns, strict=True)][: int((weight > 0).sum())]
 
 
 def offenders(accounts: Accounts, most: int = 5) -> list[tuple[int, int, float]]:

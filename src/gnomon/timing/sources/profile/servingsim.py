@@ -16,8 +16,7 @@ from gnomon.catalog.models import Model
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.timing.operators import Experts
-from gnomon.timing.sources.profile.csvfile import Columns, read_csv
-from gnomon.timing.sources.profile.naming import Names, folders_of
+from gnomon.timing.sources.profile.csvfile import Columns, Names, folders_of, read_csv
 from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples
 
 US = 1e-6

@@ -16,8 +16,7 @@ from gnomon.catalog.model_library import model as model_called
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import NODES, Node
 from gnomon.core.errors import DataError
-from gnomon.timing.sources.profile.csvfile import Columns, read_csv
-from gnomon.timing.sources.profile.naming import folders_of
+from gnomon.timing.sources.profile.csvfile import Columns, folders_of, read_csv
 from gnomon.timing.sources.profile.samples import Bundle, Samples, collective_key
 
 MS = 1e-3
