@@ -53,16 +53,6 @@ def power_data() -> PowerData:
     return build(PowerData, own_yaml(DATA / "power.yaml"), where="power.yaml")
 
 
-def power_of(device: str) -> PowerFacts:
-    """The watts of a device of the catalog."""
-    known = power_data().devices
-    if device not in known:
-        raise ConfigError(
-            f"the power of {device} is not known.", where="power", fix="Give power.idle_w and power.max_w."
-        )
-    return known[device]
-
-
 def clock_under_cap(facts: PowerFacts, cap_w: float) -> float:
     """The share of its clock at which a GPU at full activity stays within `cap_w`."""
     if cap_w <= facts.idle_w:

@@ -2,7 +2,7 @@
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from gnomon.catalog.power import PowerFacts, power_data, power_of
+from gnomon.catalog.power import PowerFacts, power_data
 from gnomon.core.config import Config
 
 
@@ -30,8 +30,6 @@ class PowerConfig(Config):
         """The watts of a device under these settings; None where they are not known."""
         if self.idle_w is not None and self.max_w is not None:
             return PowerFacts(idle_w=self.idle_w, max_w=self.max_w, source="the scenario")
-        if device not in power_data().devices:
-            return None
-        known = power_of(device)
-        given = {"idle_w": self.idle_w or known.idle_w, "max_w": self.max_w or known.max_w}
-        return known.model_copy(update=given)
+        known = power_data().devices.get(device)
+        given = {"idle_w": self.idle_w, "max_w": self.max_w}
+        return known and known.model_copy(update={name: watts for name, watts in given.items() if watts})
