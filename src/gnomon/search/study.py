@@ -106,18 +106,19 @@ def search_with(question: SearchConfig, file: ResultsFile, workers: Map, report:
     space = candidates(question)
     examiner = _Examiner(question, file, workers, report, len(space))
     records = examiner.all_of(space) if question.strategy == "exhaustive" else _smart(examiner, space)
-    ranked = sorted((one for one in records if one.score is not None), key=_rank)
-    # Half-widths of the 95 % intervals of capacities, from several sequences of requests.
-    best = ranked[: question.effort.num_intervals]
-    asked = _repeats(examiner.question, best)
-    margins = _half_widths(examiner.question, best, examiner.estimates(capacity_with_seed, asked))
-    others = [one for one in records if one.score is None]
+    ranked, others, margins = _ranked(question, records, lambda asked: examiner.estimates(capacity_with_seed, asked))
     return Found(question, ranked, others, margins, (examiner.runs, examiner.simulated))
 
 
-def _rank(record: Record) -> tuple[float, str]:
-    assert record.score is not None
-    return -record.score, record.label
+def _ranked(
+    question: SearchConfig, records: list[Record], estimates: Callable[[dict[str, Any]], dict[str, float]]
+) -> tuple[list[Record], list[Record], dict[str, float]]:
+    """Those that meet the SLO, the best first; the others; and half-widths of the 95 % intervals of the best ones'
+    capacities, from `estimates` on other sequences of requests."""
+    ranked = sorted((one for one in records if one.score is not None), key=lambda one: (-(one.score or 0.0), one.label))
+    best = ranked[: question.effort.num_intervals]
+    margins = _half_widths(question, best, estimates(_repeats(question, best)))
+    return ranked, [one for one in records if one.score is None], margins
 
 
 @dataclass
@@ -272,13 +273,10 @@ def finished_search(folder: str | Path) -> Found:
     question = load(SearchConfig, folder / "search.yaml")
     known = ResultsFile(folder / "results.jsonl", question).known
     records = [record_from(known[one.key]) for one in candidates(question) if one.key in known]
-    ranked = sorted((one for one in records if one.score is not None), key=_rank)
-    best = ranked[: question.effort.num_intervals]
-    rates = {key: known[key]["per_s"] for key in _repeats(question, best) if key in known}
-    estimates = [one for one in known.values() if "per_s" in one]
-    beside = sum(one["runs"] for one in estimates), sum(one["simulated"] for one in estimates)
-    others = [one for one in records if one.score is None]
-    return Found(question, ranked, others, _half_widths(question, best, rates), beside)
+    estimates = {key: one for key, one in known.items() if "per_s" in one}
+    beside = sum(one["runs"] for one in estimates.values()), sum(one["simulated"] for one in estimates.values())
+    rates = {key: one["per_s"] for key, one in estimates.items()}
+    return Found(question, *_ranked(question, records, lambda asked: rates), beside)
 
 
 def is_on_front(points: Sequence[tuple[float, ...]]) -> list[bool]:
