@@ -1,6 +1,7 @@
 """Operator-level times of a run: where the seconds of its iterations go, how they vary from batch to batch, and over
 time."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,7 @@ def _operators(run: Run, number: int, timer: Timer, iterations: Any) -> list[dic
             "kind": number, "device": run.pools[number].device.name, "iteration": mean.sort,
             "num_iterations": mean.count,
         }  # fmt: skip
-        rows += [
-            {**same, "operator": one.name, "calls": one.calls, "seconds": one.seconds, "flops": one.flops,
-             "bytes": one.bytes, "mfu": one.mfu, "limit": one.limit, "provenance": one.provenance}
-            for one in breakdown(timer, mean.batch)
-        ]  # fmt: skip
+        for one in breakdown(timer, mean.batch):
+            own = asdict(one)
+            rows.append({**same, "operator": own.pop("name"), **own})
     return rows
