@@ -1,7 +1,6 @@
 """Find out what a log is, and read it: a file or a folder is one load on the server."""
 
 import csv
-import gzip
 import io
 import math
 import re
@@ -16,6 +15,7 @@ from gnomon.calibration import request_files, step_files
 from gnomon.calibration.logs import Counters, Log, Stamps, Steps
 from gnomon.core.errors import DataError
 from gnomon.core.text import MAX_TABLE_BYTES, parse_json, read_json, read_text
+from gnomon.workload.table import unpacked
 
 _LINE = re.compile(r"^((?:vllm|sglang):[\w:]+)(?:\{[^}]*\})?\s+([-+\d.eE]+)(?:\s+\d+)?$", re.MULTILINE)
 _TTFT = "time_to_first_token_seconds"
@@ -245,12 +245,9 @@ def _text(path: Path) -> str:
     if path.suffix != ".gz":
         return read_text(path, most=MAX_TABLE_BYTES)
     try:
-        with gzip.open(path, "rb") as file:
-            data = file.read(MAX_TABLE_BYTES + 1)
-        if len(data) > MAX_TABLE_BYTES:
-            raise DataError("is too large.", where=str(path))
-        return data.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        data = unpacked(path)
+        return (path.read_bytes() if isinstance(data, Path) else data).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot be read: {error}.", where=str(path)) from None
 
 

@@ -115,12 +115,9 @@ def keep_trace(name: str, data: bytes, columns: str = "") -> str:
 
 def _fix(error: GnomonError) -> str | None:
     """Advice without what only a command line can do."""
-    return (
-        error.fix.split(" Or name your columns")[0]
-        + (" Or name its columns below, under Trace columns, and load it again." if "Or name" in error.fix else "")
-        if error.fix
-        else None
-    )
+    advice, is_of_columns, _ = (error.fix or "").partition(" Or name your columns")
+    more = " Or name its columns below, under Trace columns, and load it again." if is_of_columns else ""
+    return f"{advice}{more}" or None
 
 
 @contextmanager
