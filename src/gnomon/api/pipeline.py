@@ -16,6 +16,7 @@ from gnomon.core.files import folder_written_whole, write_frame, write_text
 if TYPE_CHECKING:
     import polars as pl
 
+    from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.explain import WhatIf
     from gnomon.pipeline.run import Run
     from gnomon.pipeline.step import StepRecord
@@ -250,3 +251,11 @@ def priorities_at(grid: float, at: tuple[str, str]) -> tuple[str, str, str] | No
     from gnomon.report.pipeline.heat_map import cell_texts
 
     return next((found for cell in priority_grid(grid) if (found := cell_texts(cell))[:2] == at), None)
+
+
+def read_costs(path: str | Path) -> StepCosts:
+    """Costs per stage from a YAML file."""
+    from gnomon.core.config import load
+    from gnomon.pipeline.costs import StepCosts
+
+    return load(StepCosts, path)

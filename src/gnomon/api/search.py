@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gnomon.serving.scenario import Scenario
 
 __all__ = [
-    "OBJECTIVES", "Bench", "BenchConfig", "Search", "SearchConfig", "SearchMatrix", "bench",
+    "OBJECTIVES", "Bench", "BenchConfig", "Search", "SearchConfig", "SearchMatrix", "bench", "check", "fingerprint",
     "finished_search", "search",
 ]  # fmt: skip
 
@@ -60,6 +60,20 @@ def search(
         return SearchMatrix(matrix.search_matrix(question, folder=place, jobs=jobs, ray=ray, on_progress=on_progress))
     file = None if place is None else place / "results.jsonl"
     return Search(study.search(question, results=file, jobs=jobs, ray=ray, on_progress=on_progress))
+
+
+def check(question: SearchConfig) -> None:
+    """Say what is wrong with a question before anything runs."""
+    from gnomon.search.study import check as wrong
+
+    wrong(question)
+
+
+def fingerprint(question: SearchConfig) -> str:
+    """Differs where the results may differ."""
+    from gnomon.search.results import fingerprint as known
+
+    return known(question)
 
 
 def finished_search(folder: str | Path) -> Search:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from gnomon.api.result import Progress, Result, read
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.deciders import DECIDERS
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import NO_ENGINE
 from gnomon.workload.config import DEFAULT_RATE
+from gnomon.workload.slo import SloConfig
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "DEFAULT_RATE", "NO_ENGINE", "Scenario", "Simulation", "check_policy", "decider_names",
-    "policy_names", "router_names", "scenario", "simulate",
+    "DEFAULT_RATE", "NO_ENGINE", "Scenario", "Simulation", "check_policy", "controller_names", "decider_names",
+    "policy_names", "router_names", "scenario", "simulate", "without_slo",
 ]  # fmt: skip
 
 policy_names, router_names, decider_names = POLICIES.names, ROUTERS.names, DECIDERS.names
@@ -79,11 +81,21 @@ def simulate(
     return Simulation(done, requests, intervals, redraw=requests is None)
 
 
+def without_slo(given: Scenario) -> Scenario:
+    """A scenario without its SLO."""
+    return given.model_copy(update={"slo": SloConfig()})
+
+
 def check_policy(file: str | Path) -> Iterator[Finding]:
     """Run the contract tests on every batching policy and router that a Python file registers, one after the other."""
     from gnomon.serving.run.check import check_file
 
     return check_file(file)
+
+
+def controller_names(*, with_steps: bool = True) -> list[str]:
+    """Controllers of fleets that are known; or those that need no steps of a schedule."""
+    return [name for name in CONTROLLERS if with_steps or not CONTROLLERS[name].needs_steps]
 
 
 @dataclass(frozen=True, eq=False)

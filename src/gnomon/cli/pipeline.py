@@ -11,7 +11,6 @@ from gnomon.cli.lazy import NearGroup
 from gnomon.cli.options import SectionedCommand, jobs_option, listed
 from gnomon.cli.printing import json_option, print_json, print_rows, show
 from gnomon.cli.progress import progress
-from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
 
@@ -63,9 +62,7 @@ def _step_of(given: dict[str, Any]) -> dict[str, Any]:
     if given["link_speed"]:
         step["link_speed"] = {name: _number(speed, "--link") for name, speed in _pairs(given["link_speed"], "--link")}
     if given["costs"]:
-        from gnomon.pipeline.costs import StepCosts
-
-        step["costs"] = load(StepCosts, given["costs"])
+        step["costs"] = api.read_costs(given["costs"])
     return step | ({"ideal": True} if given["ideal"] else {})
 
 

@@ -12,12 +12,11 @@ import numpy as np
 from gnomon.api.load import MAX_REQUESTS, REQUESTS_PER_RANK, LoadCurve
 from gnomon.api.load import highest_load as find_capacity
 from gnomon.api.load import load_curve as find_curve
-from gnomon.api.serving import Scenario, Simulation, simulate
+from gnomon.api.serving import Scenario, Simulation, simulate, without_slo
 from gnomon.core.config import load
 from gnomon.ui.turns import Kept, Question, patience, warming_up
 from gnomon.ui.uploads import check_count
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
-from gnomon.workload.slo import SloConfig
 
 if TYPE_CHECKING:
     from gnomon.api.serving import Intervals
@@ -87,7 +86,7 @@ _known: Kept[Any] = Kept(CURVES_KEPT)
 
 def load_curve(scenario: Scenario, question: Question) -> LoadCurve:
     """The curve of a deployment, whatever its load and its SLO; raises `Stale` where nobody waits for it any more."""
-    plain = scenario.model_copy(update={"slo": SloConfig()})
+    plain = without_slo(scenario)
     saturation = capacity(plain, question)
     return _kept("curve", plain, lambda: find_curve(plain, _requests(plain), saturation, question.turn))
 

@@ -6,11 +6,10 @@ from dash import Dash, Output, html
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api.serving import Simulation, simulate
+from gnomon.api.serving import Simulation, controller_names, simulate
 from gnomon.report.blocks import lines
 from gnomon.report.page import boxed
 from gnomon.report.serving.fleet import day_cards, day_tables
-from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.ui.blocks import commands, graph, plots, section, shown
 from gnomon.ui.controls import Choice, Control, Number, Slider
 from gnomon.ui.pages.pieces import draw_live, view_of
@@ -28,8 +27,8 @@ FIGURES = {
 }
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("controller", "Controller", "slo_planner", wide=True, field="fleet.controller.name",
-           options=lambda: [name for name in CONTROLLERS if not CONTROLLERS[name].needs_steps]),
+    Choice("controller", "Controller", "slo_planner", options=lambda: controller_names(with_steps=False), wide=True,
+           field="fleet.controller.name"),
     Choice("preset", "Requests", "bwb-4k", options=preset_names, wide=True, field="workload.preset"),
     Slider("rate", "Requests per second", 5, least=0.1, most=10, step=0.1, field="workload.rate",
            help="in the mean of the day"),

@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 from flask import current_app
 
 from gnomon import __version__, catalog
-from gnomon.api.search import OBJECTIVES, Search, SearchConfig, finished_search, search
+from gnomon.api.search import OBJECTIVES, Search, SearchConfig, check, fingerprint, finished_search, search
 from gnomon.api.serving import policy_names
 from gnomon.convert.commands import ENGINES
 from gnomon.core.config import build
@@ -19,8 +19,6 @@ from gnomon.core.text import to_yaml
 from gnomon.report.blocks import Card, Section
 from gnomon.report.page import boxed
 from gnomon.report.search.files import space_figure
-from gnomon.search.results import fingerprint
-from gnomon.search.study import check
 from gnomon.ui import jobs
 from gnomon.ui.blocks import commands, graph, plots, section, shown
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Text
