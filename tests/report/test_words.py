@@ -88,3 +88,12 @@ def test_whole_sessions_of_agents_are_said(cli):
         "--workload.lengths.output", "10", "--no-intervals", "--timing.source", "roofline",
     ).output  # fmt: skip
     assert "56 calls: 7 whole sessions of 8." in told
+
+
+def test_a_version_without_a_name_is_that_of_the_usual_engine():
+    assert (
+        build(Scenario, {"engine": {"version": "0.19.0"}}).engine
+        == build(Scenario, {"engine": {"name": "vllm", "version": "0.19.0"}}).engine
+    )
+    with pytest.raises(ConfigError, match=r"engine\.version: unknown version of vllm '0\.5'"):
+        build(Scenario, {"engine": {"version": "0.5"}})
