@@ -26,7 +26,8 @@ def _sampler(**given: object) -> SamplerConfig:
 
 @pytest.mark.parametrize(
     ("version", "filter", "sorts_below", "penalties"),
-    [("0.5", "search", 0, "recount"), ("0.8.4", "search", 0, "recount"), ("0.8.5", "sort", 0, "recount"), ("0.11.0", "search", 0, "recount"),
+    [("0.5", "search", 0, "recount"), ("0.8.4", "search", 0, "recount"),
+     ("0.8.5", "sort", 0, "recount"), ("0.11.0", "search", 0, "recount"),
      ("0.8.5.post1", "sort", 0, "recount"), ("0.11.1rc2", "sort", 0, "recount"), ("0.11.1", "sort", 0, "recount"),
      ("0.19.0", "search", 8, "recount"), ("0.21.0", "search", 0, "recount"), ("", "search", 0, "kept")],
 )  # fmt: skip
