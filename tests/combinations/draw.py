@@ -79,7 +79,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "SessionsConfig.turns": (1, 5), "AdaptersConfig.count": (1, 12), "LoraConfig.max_loaded": (1, 8),
     "LoraConfig.ranks": (1, 64), "FleetConfig.min_replicas": (0, 2), "FleetConfig.max_replicas": (1, 4),
     "EventConfig.replica": (0, 3), "EventConfig.factor": (0.5, 4), "StragglerConfig.factor": (1, 4),
-    "FailureConfig.mtbf_s": (1, 40), "TimingConfig.scale": (0.5, 2), "TimingConfig.clock": (0.3, 1),
+    "FailureConfig.mtbf_s": (1, 40), "MigrationConfig.interval_s": (0.02, 1),
+    "TimingConfig.scale": (0.5, 2), "TimingConfig.clock": (0.3, 1),
     "TimingConfig.expert_speed": (0.3, 1), "ClassConfig.priority": (0, 4), "PowerConfig.pue": (1, 2),
     "PowerConfig.cap_w": (250, 900), "Zipf.prompt_to_output": (0.5, 20), "Uniform.prompt_to_output": (0.5, 20),
     "LoraConfig.slowdown": (0, 1), "ControllerConfig.interval_s": (0.1, 10), "TimingConfig.graph_sizes": (1, 64),
@@ -117,6 +118,7 @@ LEFT_OUT = {
     "AdmissionConfig.file": "own code has its own tests",
     "DeciderConfig.file": "the same",
     "ControllerConfig.file": "the same",
+    "MigrationConfig.file": "the same",
     "Empirical.file": "as a trace",
     "Empirical.format": "as a trace",
     "TraceConfig.format": "told from the file",
@@ -332,7 +334,10 @@ class Drawer:
         replicas = [data["replica"], *(pool.get("replica", {}) for pool in data.get("pools", []))]
         if any(one.get("data_parallel", 1) > 1 or one.get("expert_parallel") for one in replicas):
             data["model"] = self.chance.choice(_models_with_experts())
-        if not any(pool.get("role", "both") != "both" for pool in data.get("pools", [])):
+        has_roles = any(pool.get("role", "both") != "both" for pool in data.get("pools", []))
+        if has_roles:
+            data.get("fleet", {}).pop("migration", None)
+        elif "migration" not in data.get("fleet", {}):
             data.pop("disaggregation", None)
         workload = data["workload"]
         if "client" in workload:

@@ -233,7 +233,7 @@ def test_ended_requests_are_told_once() -> None:
     assert one.ended_since().tolist() == [0, 2]
     cluster.requests.status[1] = REJECTED
     assert one.ended_since().tolist() == [1], "the fifth has not been sent"
-    assert one._under_way == slice(3, 4)
+    assert one.under_way == slice(3, 4)
     one.env.calendar.book.num_sent = 6
     assert one.ended_since().tolist() == [4]
 
@@ -285,9 +285,9 @@ def test_all_requests_are_looked_at_where_some_follow_others() -> None:
     cluster = arrays(3)
     one = traffic(cluster, members(UP, UP, UP))
     one.env.calendar.book.num_sent = 2
-    assert one._under_way == slice(0, 2)
+    assert one.under_way == slice(0, 2)
     one.env.followers = np.array([1])
-    assert one._under_way == slice(0, None), "the first, too"
+    assert one.under_way == slice(0, None), "the first, too"
 
 
 @pytest.mark.parametrize("can_go", [True, False])

@@ -8,9 +8,9 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.serving.engine.state import ABANDONED, FINISHED
+from gnomon.serving.features.cancel import cancel
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run import patience
-from gnomon.serving.run.cancel import cancel
 from gnomon.workload import WorkloadConfig, generate
 from serving_kit import requests_of, run, scenario
 

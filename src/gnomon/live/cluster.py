@@ -19,9 +19,9 @@ from gnomon.jit import function_arguments
 from gnomon.serving.engine.calendar import BLOCKS_FREED, REQUEST_ARRIVES, REQUEST_SENT, report_ends, schedule_all
 from gnomon.serving.engine.log import new_log
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, REJECTED, SHED
+from gnomon.serving.features.cancel import cancel, forget_own_keys
 from gnomon.serving.features.front_end import is_before_router
 from gnomon.serving.run.build import build_cluster
-from gnomon.serving.run.cancel import cancel, forget_own_keys
 from gnomon.serving.run.driving import OpenCluster
 from gnomon.serving.run.simulate import open_cluster, paced
 from gnomon.serving.scenario import Scenario

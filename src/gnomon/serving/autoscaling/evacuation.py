@@ -45,7 +45,7 @@ def freeze(cluster: Cluster, ranks: range) -> None:
 
 def cut_link(env: Environment, ranks: range, now_s: float) -> None:
     """Nothing moves from or to these ranks any more."""
-    if env.calendar.book[0].has_roles:
+    if env.calendar.book[0].has_roles or env.calendar.book[0].migrates:
         env.transfers.links.capacity[ranks.start : ranks.stop] = DEAD_LINK_BYTES_S
         share_again(env.transfers, env.calendar, now_s)
 
@@ -109,6 +109,8 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
         q.charged[ids] = 0
     q.scheduled_s[ids[q.first_token_s[ids] < 0.0]] = -1.0
     q.num_restarts[ids] += moved | (q.processed[ids] > 0)
+    q.total_tokens[ids] = q.prompt_tokens[ids] + q.output_tokens[ids]  # Some were about to leave.
+    q.held_counts[ids] = 0
     for name in ("processed", "num_blocks", "keyed_blocks", "foreseen", "held_blocks"):
         q[name][ids] = 0
     for name in ("replica", "prefill_replica", "decode_replica"):

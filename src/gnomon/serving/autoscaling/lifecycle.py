@@ -61,7 +61,7 @@ class Lives:
         self.traffic.send_again(i, now_s)
         here = slice(ranks.start, ranks.stop)
         self.traffic.cluster.replicas[here].frozen = 0
-        if self.traffic.has_roles:
+        if self.traffic.has_roles or self.config.migration is not None:
             self.traffic.env.transfers.links.capacity[here] = self.link_bytes_s[here]
         self.replicas.change(now_s, i, UP)
 

@@ -13,6 +13,7 @@ from gnomon.core.user_files import is_own, own_error, place_of, plain
 from gnomon.serving.autoscaling.controllers import ControllerSpec, View
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.lifecycle import Lives
+from gnomon.serving.autoscaling.moving import Mover
 from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
@@ -51,6 +52,8 @@ class Manager:
             self.config, self.replicas, self.traffic, self.agenda, self.seed,
             [pool.cold_start_s for pool in self.pools], self._reconcile,
         )  # fmt: skip
+        moves = self.config.migration
+        self.mover = Mover(moves, self.replicas, self.traffic, self.agenda) if moves is not None else None
         self.traffic.admit(0.0)
         if self.config.controller.interval_s < self.stop_s:
             self.agenda.tick_at(self.config.controller.interval_s)

@@ -142,6 +142,8 @@ class FleetRecord:
     warnings: list[str]
     gave_up: bool
     """Requests waited for a replica that nobody started."""
+    moved: list[tuple[float, int, int]] = field(default_factory=list)
+    """(time, request, replica) of each request that left for another one while it decoded."""
 
     @property
     def retries(self) -> int:

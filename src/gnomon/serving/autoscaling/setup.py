@@ -52,7 +52,7 @@ def new_manager(
     replicas = replicas_of(pools, up)
     return Manager(
         config=config, spec=spec, replicas=replicas, pools=views,
-        traffic=Traffic(config.failures, fleet, env, replicas),
+        traffic=Traffic(config.failures, fleet, env, replicas, migrates=config.migration is not None),
         met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests), seed=scenario.seed,
         stop_s=float(env.calendar.book[0].stop_s),
     )  # fmt: skip
@@ -71,6 +71,7 @@ def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
         decisions=[pool.decisions for pool in manager.pools],
         cold_start=[manager.config.cold_start.parts(pool.weight_bytes) for pool in pools],
         rates=[pool.rates for pool in manager.pools], failures=manager.lives.failures,
-        lost=manager.traffic.lost, samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
+        lost=manager.traffic.lost, moved=manager.mover.moved if manager.mover else [],
+        samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
         warnings=warnings, gave_up=manager.gave_up,
     )  # fmt: skip

@@ -28,6 +28,8 @@ class Traffic:
     num_watched: int = 0
     """Those before this one had been sent by then."""
     lost: list[tuple[float, int, int]] = field(default_factory=list)
+    migrates: bool = False
+    """Requests may move while they decode."""
 
     def __post_init__(self) -> None:
         self.can_prefill, self.can_decode = self.fleet.candidates, self.env.decode.candidates
@@ -82,7 +84,7 @@ class Traffic:
         """All requests that are lost with a replica arrive once more; those that would have gone there from another one
         go elsewhere."""
         ranks = self.replicas.members[i].ranks
-        ids = requests_of(self.cluster, ranks, self._under_way)
+        ids = requests_of(self.cluster, ranks, self.under_way)
         keeps = {"keeps_tokens": self.failures.keeps_tokens, "stores_kv": self.failures.stores_kv}
         evacuate(self.cluster, self.env, ranks, ids, now_s=now_s, **keeps)
         self.lost.append((now_s, i, int(ids.size)))
@@ -90,12 +92,12 @@ class Traffic:
         targets = self.replicas.taking_requests()
         targets = targets[np.isin(targets, self.can_decode)]
         if targets.size:
-            redirect(self.cluster, ranks, targets, self._under_way)
+            redirect(self.cluster, ranks, targets, self.under_way)
 
     def send_stranded(self, now_s: float) -> None:
         """Requests that went to a dead replica because there was no other: where there is one now, they arrive once
         more."""
-        if not self.has_roles or not self.env.decode.candidates.size:
+        if not (self.has_roles or self.migrates) or not self.env.decode.candidates.size:
             return
         has = self.cluster.replicas.num_outstanding + self.cluster.replicas.num_coming
         for i in np.flatnonzero(np.isin(self.replicas.state, (OFF, DOWN))).tolist():
@@ -114,7 +116,7 @@ class Traffic:
         return ended
 
     @property
-    def _under_way(self) -> slice:
+    def under_way(self) -> slice:
         """All requests that have been sent and not ended are among these."""
         if self.env.followers.size:
             return slice(0, None)

@@ -8,7 +8,18 @@ from typing import Any
 
 from gnomon.jit import inlined, is_checked, noinline
 from gnomon.serving.engine import prefix_cache
-from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, OUTPUT_TOKENS, QUEUED, RUNNING, WAITING, Replica
+from gnomon.serving.engine.state import (
+    FINISHED,
+    IN_FLIGHT,
+    LEAVES,
+    MOVING,
+    NONE,
+    OUTPUT_TOKENS,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Replica,
+)
 
 
 @inlined
@@ -229,8 +240,11 @@ def tokens_placed(replica: Replica) -> int:
 
 @inlined
 def finish(replica: Replica, r: int, now: float) -> None:
-    """Request `r` has all its tokens: stamp it and free its blocks."""
+    """Request `r` has all its tokens: stamp it and free its blocks. One that makes the rest elsewhere leaves."""
     state, request = replica.state, replica.requests[r]
+    if request.held_counts == LEAVES:
+        _leave(replica, r, now)
+        return
     if state.tracks_blocks != 0:
         # The answer, too, can be found again, but for its last token, whose KV is never computed.
         hashed = state.block_size * state.blocks_per_hash
@@ -245,6 +259,35 @@ def finish(replica: Replica, r: int, now: float) -> None:
     let_go(replica, r)
     if state.reports != 0:
         report(replica, r)
+
+
+@noinline
+def _leave(replica: Replica, r: int, now: float) -> None:
+    """Request `r` decodes elsewhere from now on (`gnomon.serving.features.migration`)."""
+    request = replica.requests[r]
+    request.total_tokens = request.prompt_tokens + request.output_tokens
+    request.prefill_tokens = request.processed - 1  # The newest token is only sampled yet.
+    request.moving_s = request.landed_s = -1.0
+    keep_for_move(replica, r, now)
+
+
+@inlined
+def keep_for_move(replica: Replica, r: int, now: float) -> None:
+    """Request `r` runs here no more, but its blocks are held until its KV has moved."""
+    state, request = replica.state, replica.requests[r]
+    state.stalled = 0
+    request.status = MOVING
+    request.prefilled_s = now
+    request.held_blocks = request.num_blocks
+    request.held_table = request.table
+    request.held_counts = 1 if state.num_moving >= state.max_moving else 0
+    request.num_blocks = 0
+    if request.held_counts == 0:
+        state.num_holding -= 1
+        state.num_moving += 1
+    state.num_outstanding -= 1
+    state.num_held += 1
+    report(replica, r)
 
 
 @inlined

@@ -76,6 +76,7 @@ BOOK = np.dtype(
         ("stop_s", np.float64),  # nothing from here on happens
         ("advance_to_s", np.float64),  # where `ADVANCE` brings the replicas
         ("has_roles", np.int64),  # some replicas only prefill, or only decode
+        ("migrates", np.int64),  # requests may move while they decode
         ("has_tiers", np.int64),  # KV is kept beyond the GPUs
         ("num_active", np.int64),  # transfers under way
         ("shared_s", np.float64),  # when the links were divided last

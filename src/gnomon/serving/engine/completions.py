@@ -21,7 +21,7 @@ from gnomon.serving.features.handover import (
 )
 from gnomon.serving.features.tiers import write_prefix
 from gnomon.serving.features.tool_cache import note_end
-from gnomon.serving.features.transfers import HOP_S, TIMEOUT_S, Transfers, start_transfer
+from gnomon.serving.features.transfers import HOP_S, PREFILLS_AGAIN, TIMEOUT_S, Transfers, start_transfer
 
 
 @feature
@@ -94,7 +94,8 @@ def land_ready(cluster: Cluster, env: Environment, r: int, now: float) -> None:
             break
         request_id = begin_landing(replica, now)
         request = cluster.requests[request_id]
-        num_bytes = (request.prefill_tokens - request.processed) * transfers.bytes_per_token[r]
+        there = max(request.processed, transfers.flows[request_id].copied)
+        num_bytes = max(0, request.prefill_tokens - there) * transfers.bytes_per_token[r]
         ahead_s = request.prefilled_s - request.scheduled_s
         start_transfer(transfers, calendar.book[0], request_id, request.prefill_replica, r, num_bytes, ahead_s, now)
     group = replica.state.group_first
@@ -151,7 +152,8 @@ def handle_move(fleet: Fleet, engine: Engine, env: Environment, log: Log, kind: 
         if breakdown.is_on(cluster):
             breakdown.move(cluster, request_id, now)
         push_ready(replica, request_id)
-        land_ready(cluster, env, r, now)
+        if env.transfers.settings[PREFILLS_AGAIN] == 0.0:
+            land_ready(cluster, env, r, now)
         if request.status == MOVING and request.moving_s < 0.0:
             schedule(env.calendar, now + env.transfers.settings[TIMEOUT_S], KV_LOST, request_id)
     elif kind == KV_LANDS:

@@ -37,6 +37,9 @@ NUM_SERVICE = 5
 # Whether a batch formed ahead computes a token of those that have just ended: never, always, or where others decode.
 SURPLUS_NEVER, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES = range(3)
 
+# It decodes, and goes to another replica with the token that is being computed (`held_counts`).
+LEAVES = 2
+
 # Who gives a request's first token where prefill and decode are apart: the decode replica, which computes the last
 # prompt token once more; the prefill replica, known once the KV has moved; or the prefill replica, at once.
 FROM_DECODE, FROM_TRANSFER, FROM_PREFILL = range(3)
@@ -57,7 +60,8 @@ REQUEST = np.dtype(
         ("status", np.int8),
         ("never_fits", np.int8),  # all memory is not enough to prefill it again: it is rejected
         ("user_class", np.int8),
-        ("held_counts", np.int8),  # while its KV moves: whether it counts among those that run where it was prefilled
+        # While its KV moves: whether it counts among those that run where it was prefilled; before, `LEAVES`.
+        ("held_counts", np.int8),
         ("next_waiting", np.int32),  # the one behind it in the waiting queue, among those reported, or in the news
         ("arrival_s", np.float64),
         ("replica", np.int32),

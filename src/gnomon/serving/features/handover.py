@@ -17,8 +17,8 @@ from gnomon.serving.engine.batch_operations import (
     hold,
     hold_found,
     is_late,
+    keep_for_move,
     push_waiting,
-    report,
 )
 from gnomon.serving.engine.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, MOVING, NONE, RUNNING, Replica
 
@@ -34,27 +34,15 @@ def leaves(replica: Replica, r: int) -> bool:
 
 @noinline
 def hand_over(replica: Replica, r: int, now: float) -> None:
-    """Request `r` is prefilled: it runs here no more, but its blocks are held until its KV has moved."""
+    """Request `r` is prefilled, and goes to where it decodes."""
     state, request = replica.state, replica.requests[r]
-    state.stalled = 0
     state.decode_left -= request.total_tokens - request.prefill_tokens
     if state.first_token_at != FROM_DECODE:
         request.processed += 1
         state.num_produced += 1
     if state.first_token_at == FROM_PREFILL:
         _stamp_first_token(replica, r, now)
-    request.status = MOVING
-    request.prefilled_s = now
-    request.held_blocks = request.num_blocks
-    request.held_table = request.table
-    request.held_counts = 1 if state.num_moving >= state.max_moving else 0
-    request.num_blocks = 0
-    if request.held_counts == 0:
-        state.num_holding -= 1
-        state.num_moving += 1
-    state.num_outstanding -= 1
-    state.num_held += 1
-    report(replica, r)
+    keep_for_move(replica, r, now)
 
 
 @inlined

@@ -1,7 +1,9 @@
 """Work handed to replicas and taken from them outside the loops over arrivals: batches of requests, and migration.
 
 `submit` puts many requests into queues at one moment; `withdraw` empties a replica at its next batch boundary, so that
-its requests can go on elsewhere: by prefilling all their tokens again, or with their KV moved along.
+its requests can go on elsewhere: by prefilling all their tokens again, or with their KV moved along. `send_away` lets
+one request that decodes leave with its next token; the way to the other replica is that of a request whose prefill is
+done (`features.handover`).
 """
 
 import math
@@ -13,9 +15,23 @@ from gnomon.jit import borrow, bound, jit
 from gnomon.serving.engine.allocation import renew, settle
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
+from gnomon.serving.engine.decode_group import processed_now
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
-from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, REJECTED
+from gnomon.serving.engine.prefix_cache import track_blocks
+from gnomon.serving.engine.state import (
+    FINISHED,
+    IN_FLIGHT,
+    LEAVES,
+    NONE,
+    NOT_ARRIVED,
+    REJECTED,
+    Cluster,
+    replica_view,
+)  # fmt: skip
+from gnomon.serving.features.cancel import end_early, is_news
+
+_view = getattr(replica_view, "py_func", replica_view)
 
 
 @jit
@@ -63,6 +79,24 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> 
         renew(cluster, r)
         cluster.stage_free_s[r] = stop
     return ids, stop
+
+
+def send_away(cluster: Cluster, request_id: int, to: int) -> bool:
+    """Let a request that decodes leave for replica `to` with the token that is being computed. Returns whether it does:
+    one that waits, is prefilled, or ends with that token stays."""
+    request = cluster.requests[request_id]
+    replica = _view(cluster, int(request.replica))
+    if request.status != IN_FLIGHT or request.processed <= request.prefill_tokens or is_news(replica, request_id):
+        return False
+    if request.total_tokens - processed_now(replica, request_id) < 2 or request.held_counts == LEAVES:
+        return False
+    if replica.state.prefix_cache != 0 and replica.state.tracks_blocks == 0:
+        track_blocks(replica)  # Later, blocks that are held for those on their way could not be told.
+    end_early(cluster, replica, request_id)
+    request.held_counts = LEAVES
+    request.prefill_replica, request.decode_replica = request.replica, to
+    cluster.replicas[to].num_coming += 1
+    return True
 
 
 @jit

@@ -11,7 +11,7 @@ only when that is done.
 
 from gnomon.jit import noinline
 from gnomon.serving.engine.batch_operations import finish, is_decoding, place, push_waiting, tokens_placed
-from gnomon.serving.engine.state import RUNNING, SURPLUS_AMONG_DECODES, WAITING, Replica
+from gnomon.serving.engine.state import LEAVES, RUNNING, SURPLUS_AMONG_DECODES, WAITING, Replica
 from gnomon.serving.features.handover import hand_over
 
 
@@ -46,7 +46,8 @@ def place_surplus(replica: Replica) -> None:
     for _ in range(state.num_deferred):
         request = replica.requests[r]
         has_room = state.batch_size < state.max_in_batch and tokens + each <= state.max_batch_tokens
-        if request.status == RUNNING and request.processed >= request.total_tokens and has_room:
+        has_ended = request.processed >= request.total_tokens and request.held_counts != LEAVES
+        if request.status == RUNNING and has_ended and has_room:
             place(replica, r, each)
             request.status = RUNNING
             tokens += each

@@ -27,6 +27,7 @@ TRANSFER = np.dtype(
         ("throttled", np.bool_),
         ("bytes", np.float64),  # that moved over the link
         ("num_with", np.int64),  # transfers of KV that was computed in the same batch, this one included
+        ("copied", np.int64),  # tokens whose KV was copied while the request still ran
         ("start_s", np.float64),
         ("end_s", np.float64),
     ],
@@ -50,13 +51,13 @@ class Transfers(NamedTuple):
     bytes_per_token: Floats
     """[replica]: KV that a replica takes in for a token."""
     settings: Floats
-    """[6]: `LATENCY_S` ..."""
+    """[7]: `LATENCY_S` ..."""
 
 
-LATENCY_S, HOP_S, TIMEOUT_S, OVERLAP, LAST_PART, IS_DOWN = range(6)
+LATENCY_S, HOP_S, TIMEOUT_S, OVERLAP, LAST_PART, IS_DOWN, PREFILLS_AGAIN = range(7)
 """Of `settings`: from a transfer's last byte to its use; from the end of a prefill to its start; how long a prefilled
 request waits for blocks; whether it moves layer by layer while it is computed; the share of a prompt's KV that the last
-layer has; and whether nothing moves between replicas now."""
+layer has; whether nothing moves between replicas now; and whether KV is never moved, but prefilled again."""
 
 
 def new_transfers(num_requests: int, num_replicas: int, num_links: int) -> Transfers:
@@ -64,7 +65,7 @@ def new_transfers(num_requests: int, num_replicas: int, num_links: int) -> Trans
     return Transfers(
         np.zeros(num_requests, TRANSFER).view(np.recarray), np.zeros(num_links, LINK).view(np.recarray),
         np.zeros(num_requests, np.int64), np.zeros((num_links, NUM_TYPES), np.int64), np.zeros(NUM_TYPES),
-        np.full(NUM_TYPES, NO_TIER, np.int64), np.zeros(num_replicas), np.zeros(6),
+        np.full(NUM_TYPES, NO_TIER, np.int64), np.zeros(num_replicas), np.zeros(7),
     )  # fmt: skip
 
 

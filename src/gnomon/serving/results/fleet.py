@@ -30,6 +30,8 @@ class FleetSummary:
     """Requests that were sent again after a failure."""
     decisions: int
     """How often the controller changed what it wanted."""
+    moves: int = 0
+    """Requests that left for another replica while they decoded, counted each time."""
     sees_future: bool = False
     """The controller knew the arrivals to come: others are held against it."""
 
@@ -57,7 +59,8 @@ def fleet_summary(record: FleetRecord, gpus: Floats, end_s: float) -> FleetSumma
         gpu_hours=float((seen.seconds[:, PAID].sum(axis=1) * gpus).sum() / 3600),
         starting_gpu_hours=float((seen.seconds[:, STARTING] * gpus).sum() / 3600), cold_starts=started,
         cold_start_s=sum(record.cold_start[0].values()), drains=states.count(DRAINING), failures=record.failures,
-        retries=record.retries, decisions=sum(len(one) for one in record.decisions), sees_future=record.sees_future,
+        retries=record.retries, moves=len(record.moved),
+        decisions=sum(len(one) for one in record.decisions), sees_future=record.sees_future,
     )  # fmt: skip
 
 

@@ -9,7 +9,16 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.engine.calendar import LINKS_CHANGE, Calendar, report_ends, schedule_all
 from gnomon.serving.engine.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
 from gnomon.serving.features.tiers import HOST, NUM_SOURCES, PEERS, REMOTE, SSD, Tiers, new_tiers
-from gnomon.serving.features.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
+from gnomon.serving.features.transfers import (
+    HOP_S,
+    LAST_PART,
+    LATENCY_S,
+    OVERLAP,
+    PREFILLS_AGAIN,
+    TIMEOUT_S,
+    Transfers,
+    new_transfers,
+)  # fmt: skip
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import DisaggregationConfig
@@ -35,10 +44,11 @@ def open_pools(
 ) -> Transfers:
     """The links of a fleet with roles or tiers; prefill replicas report what ends in them. Nothing where KV stays."""
     size, has_tiers = cluster.replicas.size, scenario.kv_tiers.is_used
-    if not (scenario.has_roles or has_tiers):
+    moves = scenario.has_roles or scenario.migrates
+    if not (moves or has_tiers):
         return new_transfers(0, 0, 0)
     transfers = new_transfers(num_requests, size, size * (1 + NUM_SOURCES if has_tiers else 1))
-    if not scenario.has_roles:
+    if not moves:
         return transfers
     config = scenario.disaggregation
     transfers.settings[[LATENCY_S, HOP_S, TIMEOUT_S]] = config.latency_s, config.hop_s, config.timeout_s
@@ -48,8 +58,16 @@ def open_pools(
         ranks = slice(first, first + pool.num_ranks)
         transfers.links.capacity[ranks] = link_bytes_s(config, pool)
         transfers.bytes_per_token[ranks] = kv_bytes_per_token(model, pool)
-        cluster.replicas.max_moving[ranks] = max_moving(pool)
+        cluster.replicas.max_moving[ranks] = max_moving(pool) if scenario.has_roles else 0
         first += pool.num_ranks
+    if scenario.fleet is not None and scenario.fleet.migration is not None:
+        transfers.settings[OVERLAP] = 0.0  # Nothing is computed while it moves.
+        if scenario.fleet.migration.moves == "nothing":
+            transfers.settings[[TIMEOUT_S, PREFILLS_AGAIN]] = 0.0, 1.0
+        cluster.replicas.first_token_at = FROM_PREFILL
+        report_ends(calendar, cluster)
+        calendar.book.migrates = 1
+        return transfers
     cluster.replicas.first_token_at = _FIRST_TOKEN_AT[first_token(config, pools)]
     prefill = replicas_that(pools, "prefill")
     cluster.replicas.reports[prefill] = 1
@@ -80,6 +98,8 @@ def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int
         events += 3 * total  # A call's KV is let go at its time or when the next one has arrived, and expires.
     if scenario.workload.patience is not None:
         events += 2 * total + 1  # Further tries, blocks that are freed, and the next deadline.
+    if scenario.migrates:
+        events += 4 * total + 2  # As with roles, and some have waited for blocks before.
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     return events

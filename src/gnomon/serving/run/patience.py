@@ -16,8 +16,8 @@ from gnomon.serving.engine.calendar import BLOCKS_FREED, DEADLINE, REQUEST_ARRIV
 from gnomon.serving.engine.context import Environment
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.state import ABANDONED, ENDED, IN_FLIGHT, MOVING, NOT_ARRIVED, PARKED, Cluster
+from gnomon.serving.features.cancel import cancel
 from gnomon.serving.features.front_end import is_before_router
-from gnomon.serving.run.cancel import cancel
 from gnomon.workload import PatienceConfig, Requests
 
 BETWEEN = (NOT_ARRIVED, PARKED, MOVING)

@@ -230,11 +230,11 @@ def open_cluster(
         len(requests.parents) or env.adapters.load_s.size
     ):
         env = without_features(env)
-    if scenario.has_roles and env.adapters.load_s.size:
+    if (scenario.has_roles or scenario.migrates) and env.adapters.load_s.size:
         raise ConfigError(
-            "LoRA adapters are not simulated where prefill and decode are apart.",
+            "LoRA adapters are not simulated where prefill and decode are apart, or requests move while they decode.",
             where="workload.adapters",
-            fix="Leave adapters or roles out.",
+            fix="Leave adapters out, or roles and fleet.migration.",
         )
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
         raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")

@@ -110,13 +110,24 @@ class Scenario(Config):
                     where="pools",
                     fix=f"Add one with role {other}.",
                 )
-        if self.disaggregation != DisaggregationConfig() and not roles & {"prefill", "decode"}:
+        if self.has_roles and self.migrates:
+            raise ConfigError(
+                "requests that decode do not move where prefill and decode are apart.",
+                where="fleet.migration",
+                fix="Leave it or the roles out.",
+            )
+        if self.disaggregation != DisaggregationConfig() and not (self.has_roles or self.migrates):
             raise ConfigError(
                 "nothing moves between pools without roles.",
                 where="disaggregation",
-                fix="Give pools with role: prefill and role: decode, or leave it out.",
+                fix="Give pools with role: prefill and role: decode, or fleet.migration, or leave it out.",
             )
         return self
+
+    @property
+    def migrates(self) -> bool:
+        """Whether requests move while they decode."""
+        return self.fleet is not None and self.fleet.migration is not None
 
     @property
     def has_roles(self) -> bool:
@@ -163,22 +174,21 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
     """The scenario with its engine's settings where it gives none. Another batching policy than the engine's keeps its
     own defaults."""
     given = data["engine"] if "engine" in data else _usual_engine(data)
-    named = {"name": _usual_engine(data)} | _keys(EngineConfig, given or NO_ENGINE)
-    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, named)
+    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given or NO_ENGINE))
     if chosen.name == NO_ENGINE:
         return {**data, "engine": None}
     preset = engine(chosen.name)
     if not is_known(chosen.version, preset.versions):
         known = [f"{one}.x" for one in preset.versions]
         raise UnknownNameError(f"version of {chosen.name}", chosen.version, known, where="engine.version")
-    usual = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
-    model, device = usual["model"], usual["device"]
+    named = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
+    model, device = named["model"], named["device"]
     sections = preset.sections(model, device, chosen.version, _drafting(_keys(ReplicaConfig, data.get("replica"))))
     sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
     batching = _keys(BatchingConfig, data.get("batching"))
     if batching.get("policy") not in (None, sections["batching"]["policy"]):
         del sections["batching"]
-    return _completed({**data, "engine": chosen}, sections)
+    return _completed(data, sections)
 
 
 def _usual_engine(data: dict[str, Any]) -> str:

@@ -106,6 +106,22 @@ class EventConfig(Config):
     """slow: how many times longer an iteration takes."""
 
 
+class MigrationConfig(Choice):
+    """Requests that go to another replica of their pool while they decode."""
+
+    name: str = "llumnix"
+    """{gnomon.serving.migrations.MIGRATIONS}, or your own."""
+    file: str | None = None
+    """Python file that registers your own migration policy."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Options of the policy, e.g. {least: 3}."""
+    interval_s: Annotated[float, Field(ge=0.01)] = 0.5
+    """Seconds between two looks; each takes the simulator about a millisecond."""
+    moves: Literal["kv", "nothing"] = "kv"
+    """kv: copied over the network (`disaggregation.link`, `bandwidth_gb_s`, `latency_s`) while the request goes on,
+    what came meanwhile after it has left. nothing: all its tokens are prefilled again."""
+
+
 class FleetConfig(Config):
     """A fleet that changes during the run. `num_replicas` (of each pool) are up at the start."""
 
@@ -117,6 +133,8 @@ class FleetConfig(Config):
     cold_start: ColdStartConfig = ColdStartConfig()
     failures: FailureConfig = FailureConfig()
     stragglers: StragglerConfig = StragglerConfig()
+    migration: MigrationConfig | None = None
+    """Requests that move while they decode; without it each stays where it is."""
     events: tuple[EventConfig, ...] = ()
     """What happens at given times."""
 

@@ -21,20 +21,27 @@ def cancel(cluster: Cluster, request_id: int, now_s: float) -> bool:
     if status not in (WAITING, RUNNING, IN_FLIGHT):
         return False
     replica = _view(cluster, r)
-    if _is_news(replica, request_id):
+    if is_news(replica, request_id):
         return False
     if status == WAITING:
         _leave_queue(replica, request_id, now_s)
     elif status == RUNNING:
         _stop_running(replica, request_id, now_s)
-    elif request_id in cluster.stepping[r, : replica.state.num_stepping, decode_group.ID]:
-        _end_with_step(replica, request_id)
     else:
-        _end_with_batch(cluster, replica, request_id)
+        end_early(cluster, replica, request_id)
     return status != IN_FLIGHT
 
 
-def _is_news(replica: Replica, r: int) -> bool:
+def end_early(cluster: Cluster, replica: Replica, r: int) -> None:
+    """Cut a request in flight down to what is being computed."""
+    replica.requests[r].held_counts = 0  # It goes nowhere.
+    if r in replica.stepping[: replica.state.num_stepping, decode_group.ID]:
+        _end_with_step(replica, r)
+    else:
+        _end_with_batch(cluster, replica, r)
+
+
+def is_news(replica: Replica, r: int) -> bool:
     """Whether its replica acts on what has happened to it one batch later (`gnomon.serving.features.overlap`)."""
     one = replica.state.first_deferred
     for _ in range(replica.state.num_deferred):
