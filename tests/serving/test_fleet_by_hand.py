@@ -296,8 +296,8 @@ def test_requests_at_a_dead_replica_arrive_again_when_another_can_decode(can_go:
     cluster = arrays(4)
     one, sent = traffic(cluster, members(UP, OFF, DOWN)), list[Any]()
     stranded: Any = Bag(
-        has_roles=True, cluster=cluster, replicas=one.replicas, send_again=lambda *what: sent.append(what),
-        env=Bag(decode=Bag(candidates=np.arange(2 if can_go else 0))),
+        has_roles=True, migrates=False, cluster=cluster, replicas=one.replicas,
+        send_again=lambda *what: sent.append(what), env=Bag(decode=Bag(candidates=np.arange(2 if can_go else 0))),
     )  # fmt: skip
     cluster.replicas.num_coming, cluster.replicas.num_outstanding = [1, 2, 0], [0, 2, 0]
     Traffic.send_stranded(stranded, 5.0)
@@ -305,10 +305,12 @@ def test_requests_at_a_dead_replica_arrive_again_when_another_can_decode(can_go:
     stranded.has_roles = False
     Traffic.send_stranded(stranded, 6.0)
     assert len(sent) == can_go
-    stranded.has_roles = True
+    stranded.migrates = True  # As with roles.
+    Traffic.send_stranded(stranded, 6.0)
+    assert len(sent) == 2 * can_go
     one.replicas.dead.add(1)
     Traffic.send_stranded(stranded, 6.0)
-    assert len(sent) == can_go, "nobody has noticed"
+    assert len(sent) == 2 * can_go, "nobody has noticed"
 
 
 @pytest.mark.parametrize(
