@@ -658,3 +658,11 @@ def test_a_batch_that_a_replica_died_with_is_no_work_before_anybody_noticed(stag
     replica = {"pipeline_parallel": stages}
     done = run(scenario(workload=workload, timing=timing, fleet=fleet, time_limit_s=0.2, replica=replica))
     assert summarize(done).utilization.busy == 0.0
+
+
+def test_the_oracle_says_how_many_runs_it_has_made() -> None:
+    told: list[tuple[int, int]] = []
+    controller = {"name": "oracle", "interval_s": 1.0, "options": {"runs": 6, "pieces": 2}}
+    setup = scenario(num_replicas=2, slo={"ttft_s": 1.0}, fleet={"controller": controller})
+    run(setup, on_progress=lambda done, most: told.append((done, most)))
+    assert told[:2] == [(1, 6), (2, 6)] and told[-1] == (80, 80)

@@ -40,8 +40,14 @@ def needs_hindsight(scenario: Scenario) -> bool:
     return controller is not None and CONTROLLERS.chosen(controller).sees_future and not controller.steps
 
 
-def with_best_steps(scenario: Scenario, requests: Requests, run: Callable[..., Any]) -> Scenario:
-    """The scenario with the steps of the best schedule that was found."""
+Tell = Callable[[int, int], None]
+
+
+def with_best_steps(
+    scenario: Scenario, requests: Requests, run: Callable[..., Any], on_progress: Tell | None = None
+) -> Scenario:
+    """The scenario with the steps of the best schedule that was found. `on_progress(done, most)` is called with the
+    number of runs."""
     assert scenario.fleet is not None
     if len(scenario.pools) > 1 or requests.concurrency or not (scenario.slo.is_given or requests.classes):
         raise ConfigError(
@@ -49,12 +55,15 @@ def with_best_steps(scenario: Scenario, requests: Requests, run: Callable[..., A
             where="fleet.controller.name",
             fix="Choose another controller, or give slo.",
         )
-    return _Search(scenario, requests, run).best()
+    return _Search(scenario, requests, run, on_progress).best()
 
 
 class _Search:
-    def __init__(self, scenario: Scenario, requests: Requests, run: Callable[..., Any]) -> None:
+    def __init__(
+        self, scenario: Scenario, requests: Requests, run: Callable[..., Any], on_progress: Tell | None
+    ) -> None:
         assert scenario.fleet is not None
+        self.on_progress = on_progress
         self.scenario, self.requests, self.run, self.fleet = scenario, requests, run, scenario.fleet
         controller = self.fleet.controller
         options = {**CONTROLLERS.chosen(controller).options, **controller.options}
@@ -98,6 +107,8 @@ class _Search:
             seconds = history(done.fleet.members, done.fleet.changes, ended_s).seconds
             met = float(check(np.arange(records.size)).sum()) / len(self.requests)  # Those too long are missed, too.
             self.tried[plan] = _Tried(met, float(seconds[:, PAID].sum()))
+            if self.on_progress is not None:
+                self.on_progress(len(self.tried), max(len(self.tried), len(self.tried) + self.left))
         return self.tried[plan]
 
     def _with_fewer(self, plan: Plan) -> Plan:

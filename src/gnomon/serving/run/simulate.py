@@ -108,7 +108,7 @@ def run(
     check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
     if needs_hindsight(scenario):
-        scenario = with_best_steps(scenario, offered, partial(run, on_progress=on_progress))
+        scenario = with_best_steps(scenario, offered, run, on_progress)
     pools = resolve(scenario, offered)
     offered = with_classes(accepted(scenario, pools, offered))
     if not len(offered):
