@@ -8,7 +8,7 @@ import pytest
 
 from gnomon import catalog
 from gnomon.core.config import build
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.units import duration
 from gnomon.search.config import SloTargets
 from gnomon.serving.scenario import Scenario
@@ -88,3 +88,10 @@ def test_whole_sessions_of_agents_are_said(cli):
         "--workload.lengths.output", "10", "--no-intervals", "--timing.source", "roofline",
     ).output  # fmt: skip
     assert "56 calls: 7 whole sessions of 8." in told
+
+
+def test_a_version_without_a_name_is_that_of_the_usual_engine():
+    chosen = build(Scenario, {"engine": {"version": "0.19.0"}}).engine
+    assert chosen is not None and (chosen.name, chosen.version) == ("vllm", "0.19.0")
+    with pytest.raises(UnknownNameError, match=r"unknown version of vllm '0\.5'"):
+        build(Scenario, {"engine": {"version": "0.5"}})

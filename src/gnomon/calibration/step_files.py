@@ -6,6 +6,7 @@ derived: the sequences from chunks and decodes, a chunk's square from its tokens
 
 import re
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -13,29 +14,9 @@ import numpy as np
 from gnomon.calibration.logs import Steps
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
+from gnomon.core.text import own_yaml
 
-COLUMNS: dict[str, tuple[tuple[str, float], ...]] = {
-    "seconds": (("duration_s", 1.0), ("seconds", 1.0), ("step_s", 1.0), ("elapsed_s", 1.0), ("duration_ms", 1e-3),
-                ("step_ms", 1e-3), ("elapsed_ms", 1e-3), ("latency_ms", 1e-3), ("duration_us", 1e-6)),
-    "start": (("start_s", 1.0), ("start_time", 1.0), ("timestamp", 1.0), ("start_ms", 1e-3)),
-    "end": (("end_s", 1.0), ("end_time", 1.0), ("end_ms", 1e-3)),
-    "prefill": (("prefill_tokens", 1), ("num_prefill_tokens", 1), ("context_tokens", 1), ("new_tokens", 1)),
-    "chunks": (("chunks", 1), ("num_chunks", 1), ("num_prefill_seqs", 1), ("context_requests", 1),
-               ("num_prefills", 1), ("new_seqs", 1)),
-    "tokens": (("tokens", 1), ("num_tokens", 1), ("batch_tokens", 1)),
-    "decodes": (("decodes", 1), ("num_decode_seqs", 1), ("num_decodes", 1), ("generation_requests", 1),
-                ("num_decode_tokens", 1), ("decode_tokens", 1)),
-    "sequences": (("sequences", 1), ("size", 1), ("num_seqs", 1), ("batch_size", 1), ("num_requests", 1)),
-    "running": (("running", 1), ("num_running", 1), ("num_requests_running", 1)),
-    "waiting": (("waiting", 1), ("num_waiting", 1), ("num_requests_waiting", 1)),
-    "decode_kv": (("decode_kv", 1), ("decode_kv_tokens", 1), ("kv_tokens", 1), ("context_len_sum", 1)),
-    "decode_kv_mean": (("decode_kv_mean", 1), ("mean_kv", 1), ("avg_context_len", 1)),
-    "decode_kv_max": (("decode_kv_max", 1), ("max_kv", 1), ("max_context_len", 1)),
-    "gpu": (("gpu_s", 1.0), ("gpu_ms", 1e-3), ("events_s", 1.0), ("gpu_us", 1e-6)),
-    "preempted": (("preempted", 1), ("num_preempted", 1), ("preemptions", 1)),
-    "chunks_squared": (("chunks_squared", 1),),
-    "chunks_kv": (("chunks_kv", 1),),
-}  # fmt: skip
+COLUMNS: dict[str, dict[str, float]] = own_yaml(files("gnomon.calibration") / "columns.yaml")
 """What a row may say, by the names of its columns, each with what turns it into seconds or tokens."""
 
 VLLM_LINE = re.compile(
@@ -53,7 +34,7 @@ def is_step_row(row: Mapping[str, Any]) -> bool:
 
 
 def _has(names: set[str], role: str) -> bool:
-    return any(name in names for name, _ in COLUMNS[role])
+    return any(name in names for name in COLUMNS[role])
 
 
 def steps_from_vllm(text: str, where: str) -> Steps:
@@ -74,7 +55,7 @@ def steps_from_columns(table: Mapping[str, Any], where: str) -> Steps:
         seconds = found["end"] - found["start"]
     decodes, prefill = found["decodes"], found["prefill"]
     if seconds is None or decodes is None:
-        known = ", ".join(name for name, _ in (*COLUMNS["seconds"][:2], *COLUMNS["decodes"][:2]))
+        known = ", ".join([*list(COLUMNS["seconds"])[:2], *list(COLUMNS["decodes"])[:2]])
         raise DataError("has no duration, or no number of decodes.", where=where, fix=f"Columns: {known}, ...")
     tokens = found["tokens"]
     if prefill is None:
@@ -131,7 +112,7 @@ def _decode_kv(found: Mapping[str, Floats | None], decodes: Floats) -> tuple[Flo
 
 
 def _column(table: Mapping[str, Any], role: str, where: str) -> Floats | None:
-    for name, factor in COLUMNS[role]:
+    for name, factor in COLUMNS[role].items():
         if name in table:
             try:
                 values = np.asarray(table[name], np.float64) * factor

@@ -6,73 +6,16 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from gnomon.convert.options import DATA
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.core.text import parse_yaml, read_text, to_yaml
+from gnomon.core.text import own_yaml, parse_yaml, read_text, to_yaml
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import placement_of
 
 MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
-SAME = {
-    f"{MODEL}.path": "model",
-    "data.max_prompt_length": "lengths.max_prompt",
-    "data.max_response_length": "lengths.max_response",
-    f"{ROLLOUT}.n": "algorithm.group_size",
-    f"{ROLLOUT}.name": "rollout.preset",
-    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel",
-    f"{ROLLOUT}.pipeline_model_parallel_size": "rollout.pipeline_parallel",
-    f"{ROLLOUT}.data_parallel_size": "rollout.data_parallel",
-    f"{ROLLOUT}.gpu_memory_utilization": "rollout.memory_utilization",
-    f"{ROLLOUT}.max_num_seqs": "rollout.max_running_requests",
-    f"{ROLLOUT}.quantization": "rollout.dtype",
-    f"{ROLLOUT}.enforce_eager": "rollout.host.launch_in_graphs",
-    f"{ACTOR}.ulysses_sequence_parallel_size": "actor.context_parallel",
-    f"{ACTOR}.megatron.tensor_model_parallel_size": "actor.tensor_parallel",
-    f"{ACTOR}.megatron.pipeline_model_parallel_size": "actor.pipeline_parallel",
-    f"{ACTOR}.megatron.context_parallel_size": "actor.context_parallel",
-    f"{ACTOR}.megatron.expert_model_parallel_size": "actor.expert_parallel",
-    "trainer.nnodes": "cluster.num_nodes",
-    "trainer.n_gpus_per_node": "cluster.gpus_per_node",
-    "async_training.staleness_threshold": "algorithm.staleness",
-    "async_training.partial_rollout": "algorithm.interrupt",
-    "trainer.total_training_steps": "num_steps",
-}
-"""Options that mean the same as a field here."""
-TOGETHER = (
-    "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.strategy", f"{ACTOR}.fsdp_config.fsdp_size",
-    f"{ACTOR}.fsdp_config.optimizer_offload", f"{ACTOR}.megatron.optimizer_offload", f"{ACTOR}.use_kl_loss",
-    f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-    f"{MODEL}.enable_gradient_checkpointing", "algorithm.use_kl_in_reward", "algorithm.adv_estimator",
-    "actor_rollout_ref.hybrid_engine", f"{ACTOR}.use_rollout_log_probs", "rollout.nnodes", "rollout.n_gpus_per_node",
-    "async_training.require_batches", "async_training.trigger_parameter_sync_step", f"{ROLLOUT}.expert_parallel_size",
-)  # fmt: skip
-"""Options of which several make a field."""
-DEFAULTS: dict[str, Any] = {
-    "data.train_batch_size": 1024, f"{ACTOR}.ppo_mini_batch_size": 256, f"{ROLLOUT}.n": 1, f"{ROLLOUT}.name": "vllm",
-    f"{ROLLOUT}.tensor_model_parallel_size": 2, f"{ROLLOUT}.gpu_memory_utilization": 0.5,
-    f"{ROLLOUT}.max_num_seqs": 1024, f"{ACTOR}.ppo_max_token_len_per_gpu": 16384, "data.max_prompt_length": 512,
-    "data.max_response_length": 512, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
-}  # fmt: skip
-"""What verl takes where nothing is said (its ppo_trainer.yaml)."""
-RLINF = {
-    **{f"cluster.{name}": f"cluster.{name}" for name in (
-        "num_nodes", "auto_scheduler", "use_pre_process_policy", "use_wait_before_last_iter_policy")},
-    **{f"algorithm.{name}": f"algorithm.{name}" for name in ("group_size", "n_minibatches", "recompute_logprobs")},
-    **{f"{part}.model.{kind}_model_parallel_size": f"{part}.{kind}_parallel"
-       for part in ("actor", "inference") for kind in ("tensor", "pipeline", "expert")},
-    **{f"{part}.model.context_parallel_size": f"{part}.context_parallel" for part in ("actor", "inference")},
-    **{f"rollout.{kind}_parallel_size": f"rollout.{kind}_parallel" for kind in ("tensor", "pipeline")},
-    "cluster.monitor_interval": "transitions.check_interval_s",
-    "data.rollout_batch_size": "algorithm.rollout_batch_size",
-    "data.max_prompt_length": "lengths.max_prompt",
-    "rollout.model_dir": "model", "rollout.rollout_backend": "rollout.preset",
-    "rollout.gpu_memory_utilization": "rollout.memory_utilization",
-    "rollout.max_running_requests": "rollout.max_running_requests",
-    "rollout.enforce_eager": "rollout.host.launch_in_graphs",
-    "actor.training_backend": "actor.framework", "actor.enable_dp_load_balance": "actor.balance",
-    "actor.offload_optimizer": "actor.offload",
-}  # fmt: skip
-"""Options of RLinf's YAML that mean the same as a field here; the placement and the longest sequence stand for more."""
+OPTIONS: dict[str, Any] = own_yaml(DATA / "rl.yaml")
+SAME, TOGETHER, DEFAULTS, RLINF = (OPTIONS[name] for name in ("verl", "together", "defaults", "rlinf"))
 PROMPTS_PER_SERVER = 16
 """Generated at once by each engine of the fully asynchronous trainer (max_concurrent_samples of its rollouter)."""
 MEAN_SHARE = 0.25

@@ -1,7 +1,9 @@
 """A training step in words and tables."""
 
+from importlib.resources import files
 from typing import Any
 
+from gnomon.core.text import own_yaml
 from gnomon.core.units import GB
 from gnomon.report import look
 from gnomon.report.blocks import Block, Card, Causes, Command, Line, Plot, Section, SplitRow, Table, lines
@@ -10,28 +12,8 @@ from gnomon.training.memory import memory_over_time
 from gnomon.training.plan import TrainPlan
 from gnomon.training.step import TrainStep
 
-ABOUT = {
-    "products": "matrix products of layers",
-    "attention": "attention and its gradients",
-    "recurrence": "linear attention and its gradients",
-    "elementwise": "norms, activations, rotary embeddings",
-    "casts": "quantising inputs and gradients",
-    "accumulation": "gradients added to those of earlier micro-batches",
-    "experts": "grouped products of experts",
-    "permutation": "rows sorted by expert and back",
-    "adapters": "low-rank adapters",
-    "loss": "embedding, head and loss",
-    "recomputation": "forward passes run again",
-    "offload": "activations to the host and back that nothing hides",
-    "tensor": "tensor-parallel communication that nothing hides",
-    "context": "context-parallel communication that nothing hides",
-    "expert_exchange": "tokens to their experts and back",
-    "host": "launching kernels",
-    "bubble": "waiting for other pipeline stages",
-    "data": "gradients and weights between copies that nothing hides",
-    "optimizer": "optimizer and gradient norm",
-    "loading": "waiting for data",
-}
+ABOUT: dict[str, str] = own_yaml(files("gnomon.report") / "training.yaml")
+"""What each part of a step is."""
 
 
 def step_data(result: Any) -> dict[str, Any]:

@@ -13,11 +13,13 @@ way; 9,271 blocks of 16 tokens on the GPUs of a replica and 41,000 in its host's
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gnomon.core.config import build
+from gnomon.core.text import own_yaml
 from gnomon.report.blocks import Table, lines
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run.simulate import run
@@ -30,24 +32,16 @@ SETTINGS: dict[str, Any] = {
     "model": "qwen3-32b", "device": "h100", "engine": "vllm", "sampling": {"temperature": 0},
     "timing": {"dtype": "bf16"}, "num_replicas": 8, "replica": {"tensor_parallel": 2},
 }  # fmt: skip
-ROUTERS: dict[str, Any] = {
-    "random": "random",
-    "load": {"name": "llmd", "options": {"prefix": 0.0}},
-    "estimated": "llmd_estimated",
-    "precise": {"name": "llmd", "options": {"queue": 2.0, "kv": 2.0, "prefix": 3.0}},
-}
-"""The weights are those of the benchmark's presets."""
+DATA: dict[str, Any] = own_yaml(Path(__file__).parent / "data" / "prefixes.yaml")
+ROUTERS: dict[str, Any] = DATA["routers"]
 KV_TOKENS, ROUTING_BLOCK = 307_328, 64
 OFFLOADING_BLOCKS, HOST_BLOCKS, OFFLOADING_BLOCK = 9_271, 41_000, 16
 BLOCK_GB = OFFLOADING_BLOCK * 2 * 64 * 8 * 128 * 2 / 1e9
 """Of 16 tokens of Qwen3-32B: keys and values of 64 layers, 8 heads of 128, two bytes each."""
 HOST_GB_S = 50.0
 """Between a host and the two GPUs of a replica; PCIe 5.0 has 63 GB/s each, and copies of blocks do not reach it."""
-STAGES = (
-    (15, 50), (3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21), (40, 38), (43, 36),
-    (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25),
-)  # fmt: skip
-"""Requests a second, and seconds. In the first stage nothing is found."""
+STAGES: list[tuple[float, float]] = DATA["stages"]
+"""Requests a second, and seconds."""
 ANSWER = 1000
 
 
@@ -60,22 +54,10 @@ class Published:
     ttft_s: float
 
 
-ROUTING = (
-    Published("random", 4428.7, 45.281),
-    Published("load", 4428.7, 46.987),
-    Published("estimated", 6944.4, 13.316),
-    Published("precise", 8730.0, 0.298),
-)
+ROUTING = [Published(name, *figures) for name, figures in DATA["routing"].items()]
 OFFLOADING = {
-    30_000: (Published("GPU only", 38534.8, 9.0), Published("with host memory", 46662.5, 6.7)),
-    8_000: (Published("GPU only", 23389.6, 0.12), Published("with host memory", 23032.6, 0.13)),
+    prefix: [Published(name, *figures) for name, figures in pair.items()] for prefix, pair in DATA["offloading"].items()
 }
-EFFECTS = (
-    ("load over random", "load", "random"),
-    ("estimated over random", "estimated", "random"),
-    ("precise over random", "precise", "random"),
-    ("precise over estimated", "precise", "estimated"),
-)
 TOLERANCE = 0.15
 """Of the ratio of two throughputs."""
 
@@ -201,7 +183,7 @@ def offloading_rows() -> list[Row]:
 def effects(rows: list[Row]) -> list[Effect]:
     """The published ratios and the simulated ones."""
     by_name = {(row.part, row.published.name): row for row in rows}
-    wanted = [(name, "routing", one, other) for name, one, other in EFFECTS]
+    wanted = [(name, "routing", *pair) for name, pair in DATA["effects"].items()]
     wanted += [
         (f"host memory, {prefix:,}-token prefixes", f"prefixes of {prefix:,} tokens", "with host memory", "GPU only")
         for prefix in OFFLOADING

@@ -65,22 +65,9 @@ def _pattern(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"mlp_layers": shortest_period(kinds)} if kinds else {}
 
 
-_FAMILIES: dict[str, dict[str, dict[str, Any]]] = own_yaml(DATA / "families.yaml")
+_FAMILIES: dict[str, dict[str, Any]] = own_yaml(DATA / "families.yaml")
 FACTS, DEFAULTS = _FAMILIES["facts"], _FAMILIES["defaults"]
 """What a family's code fixes without saying it, and keys that its files may leave out, by `model_type`."""
-_REQUIRED = {
-    "num_hidden_layers": "number of layers",
-    "hidden_size": "width of the residual stream",
-    "num_attention_heads": "number of attention heads",
-    "vocab_size": "number of tokens in the vocabulary",
-    "max_position_embeddings": "longest context",
-    "intermediate_size": "width of the MLP",
-}
-_REQUIRED_OF_MLA = {
-    "qk_rope_head_dim": "part of a key that carries the position",
-    "qk_nope_head_dim": "part of a key without position",
-    "v_head_dim": "width of each head's value",
-}
 # Read before the model checks its own fields; the first two must be above 0.
 _NUMBERS = (
     "num_attention_heads", "hidden_size", "intermediate_size", "moe_intermediate_size",
@@ -113,7 +100,7 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
             raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)
     if blocks := _blocks(config):
         config |= {"layers_block_type": blocks, "num_hidden_layers": len(blocks)}
-    required = _REQUIRED | (_REQUIRED_OF_MLA if config.get("kv_lora_rank") else {})
+    required = _FAMILIES["required"] | (_FAMILIES["required_of_mla"] if config.get("kv_lora_rank") else {})
     missing = [key for key in required if config.get(key) is None and not _replaced(config, key)]
     if missing:
         listing = ", ".join(f"{key!r} ({required[key]})" for key in missing)

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gnomon.catalog.devices import Dtype
+from gnomon.catalog.library import DATA
 from gnomon.catalog.models import Model
 from gnomon.catalog.quantization import (
     BF16,
@@ -21,33 +22,9 @@ from gnomon.catalog.quantization import (
 )
 from gnomon.catalog.weights import layer_weights
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 
-Modules = Mapping[WeightGroup, tuple[str, ...]]
-
-_MODULES: Modules = {
-    "attention": ("self_attn.q_proj", "self_attn.q_b_proj"), "attention_output": ("self_attn.o_proj",),
-    "indexer": ("self_attn.indexer.wq_b", "self_attn.index_q_proj"), "linear_attention": ("linear_attn.in_proj_qkv",),
-    "dense_mlp": ("mlp.up_proj",), "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj"),
-    "routed_experts": ("mlp.experts.0.up_proj", "mlp.experts.0.w3", "mlp.experts"),
-}  # fmt: skip
-"""What a group's matrices are called in checkpoints, below `layers.N.`; the first of them that is named decides."""
-_MODULES_OF: dict[str, Modules] = {
-    "gemma4_text": {**_MODULES, "shared_experts": ("mlp.up_proj",), "routed_experts": ("experts.0.up_proj", "experts")},
-    "kimi_linear": {**_MODULES, "linear_attention": ("self_attn.q_proj",)},
-    "nemotron_h": {
-        "attention": ("mixer.q_proj",), "attention_output": ("mixer.o_proj",), "linear_attention": ("mixer.in_proj",),
-        "dense_mlp": ("mixer.up_proj",), "shared_experts": ("mixer.shared_experts.up_proj",),
-        "routed_experts": ("mixer.experts.0.up_proj",),
-    },
-}  # fmt: skip
-"""Where a family calls them otherwise."""
-
-_ALGORITHMS = {
-    "FP8": "fp8", "FP8_PB_WO": "fp8_block", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4",
-    "W4A16_NVFP4": "nvfp4_weights", "W4A16_MXFP4": "mxfp4", "W4A16_AWQ": "int4", "W4A16": "int4",
-    "W8A16": "int8_weights",
-}  # fmt: skip
-"""ModelOpt's and TensorRT-LLM's names."""
+_WORDS: dict[str, Any] = own_yaml(DATA / "checkpoints.yaml")
 
 _PREFIXES = re.compile(r"^(model\.)?(language_model\.)?(model\.|backbone\.)?")
 _SYNONYMS = ((".block_sparse_moe.", ".mlp."), (".ffn.", ".mlp."), (".attn.", ".self_attn."))
@@ -59,7 +36,7 @@ def parse_quantization(config: Mapping[str, Any], model: Model, where: str) -> Q
     A group takes the format that its matrices have in most of the layers that have them.
     """
     config = config.get("quantization") or config
-    modules = _MODULES_OF.get(model.model_type, _MODULES)
+    modules = _WORDS["modules_of"].get(model.model_type, _WORDS["modules"])
     if per_layer := config.get("quantized_layers"):
         others = weight_format("fp8_block") if config.get("weight_block_size") else BF16
         format_of = _listed({_below(name): _algorithm(rule, where) for name, rule in per_layer.items()}, others)
@@ -134,9 +111,9 @@ def _format(config: Mapping[str, Any], where: str) -> WeightFormat:
 
 def _algorithm(rule: Mapping[str, Any], where: str) -> WeightFormat:
     name = str(rule.get("quant_algo"))
-    if name not in _ALGORITHMS:
+    if name not in _WORDS["algorithms"]:
         raise ConfigError(f"quant_algo {name!r} is not known.", where=where, fix="Take it out and set timing.dtype.")
-    return weight_format(_ALGORITHMS[name])
+    return weight_format(_WORDS["algorithms"][name])
 
 
 def _compressed(group: Mapping[str, Any], where: str) -> WeightFormat:
@@ -178,7 +155,7 @@ def _kv_dtype(config: Mapping[str, Any]) -> Dtype | None:
 
 
 def _below(name: str) -> str:
-    """A module's name below the language model, in the words of `_MODULES`."""
+    """A module's name below the language model, in the words of `catalog/data/checkpoints.yaml`."""
     name = _PREFIXES.sub("", name)
     for theirs, ours in _SYNONYMS:
         name = name.replace(theirs, ours)

@@ -15,6 +15,7 @@ from gnomon.report.pipeline.timeline import (
     COLOURS,
     COMPLETION,
     NAMES,
+    WORDS,
     Timeline,
     View,
     bandwidth,
@@ -24,14 +25,7 @@ from gnomon.report.pipeline.timeline import (
 
 Figure = dict[str, Any]
 
-CAUSES = {
-    "busy": ("busy", "#4C78A8"),
-    "warm_up": ("warm-up", "#D9DEE5"),
-    "dependency": ("dependency", "#B7C0CC"),
-    "communication": ("communication", "#8CB8E0"),
-    "contention": ("contention", "#E45756"),
-    "cool_down": ("cool-down", "#E8E3DA"),
-}
+CAUSES = {cause: (name, colour) for cause, (name, colour, _) in WORDS["causes"].items()}
 RANK_COLOURS = ("#8064A8", "#2FA0B5", "#8C6D31", "#D46A9F", "#5B6776", "#B29CD9", "#1F6E7A", "#C9A96A")
 """Of the memory of each GPU: none of them is the colour of a pass or a transfer."""
 DENSE = 2000

@@ -15,6 +15,7 @@ from gnomon.pipeline.sweep_config import KEYS
 from gnomon.pipeline.sweeps import Sweep
 from gnomon.report.blocks import Block, Line, Plot, Section, Table, lines, split_table
 from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards
+from gnomon.report.pipeline.timeline import WORDS
 
 COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool_down")
 
@@ -93,19 +94,7 @@ def percentiles(times: Any) -> dict[str, float]:
     return {"mean": float(times.mean()), **dict(zip(("p5", "p50", "p95", "p99"), map(float, values), strict=True))}
 
 
-_IDLE_WORDS = {
-    "warm_up": "waiting for their first pass",
-    "dependency": "waiting for other ranks to compute",
-    "communication": "waiting for transfers over idle links",
-    "contention": "waiting because transfers share links",
-    "cool_down": "after their last pass",
-}
-_PATH_WORDS = {
-    "fwd_prop": "activations sent on",
-    "grad_prop": "gradients sent back",
-    "grad_sync": "synchronised gradients",
-    "gather": "weights gathered",
-}
+_IDLE_WORDS = {cause: words for cause, (_, _, words) in WORDS["causes"].items() if words}
 
 
 def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:
@@ -117,7 +106,7 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
     all_idle = sum(causes.values())
     sentences = [
         f"The step takes {run.total_time:.6g}; {path[largest] / run.total_time:.0%} of its critical path is"
-        f" {_PATH_WORDS.get(largest, largest)}.",
+        f" {WORDS['path'].get(largest, largest)}.",
         f"Ranks are idle {run.bubble:.1%} of the time, most of that ({causes[worst] / max(all_idle, 1e-12):.0%})"
         f" {_IDLE_WORDS[worst]}.",
     ]
@@ -130,7 +119,7 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
     elif what_if:
         sentences.append("No single link matters: none of them, twice as fast, makes the step shorter.")
     rows = [
-        {"on the critical path": _PATH_WORDS.get(kind, kind), "time": value, "share": f"{value / run.total_time:.1%}"}
+        {"on the critical path": WORDS["path"].get(kind, kind), "time": value, "share": f"{value / run.total_time:.1%}"}
         for kind, value in sorted(path.items(), key=lambda pair: -pair[1])
     ]
     idle_rows = [

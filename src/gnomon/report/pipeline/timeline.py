@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from gnomon.core.text import own_yaml
 from gnomon.pipeline.explain import critical_path
 from gnomon.pipeline.fluid import FREE, LINK
 from gnomon.pipeline.memory import Curve, curve_of
@@ -17,30 +19,9 @@ View = Literal["single_channel", "dual_channel"]
 
 COMPLETION = "#D7263D"
 """Of the dashed line where a step ends."""
-COLOURS = {
-    "forward": "#4C78A8",
-    "backward": "#54A24B",
-    "input_grad": "#72B7B2",
-    "weight_grad": "#9D7CBF",
-    "overlap": "#2F7F86",
-    "fwd_prop": "#8CB8E0",
-    "grad_prop": "#F2A65A",
-    "grad_sync": "#E45756",
-    "gather": "#B279A2",
-    "latency": "#C9C9C9",
-}
-NAMES = {
-    "forward": "forward",
-    "backward": "backward",
-    "input_grad": "input gradient",
-    "weight_grad": "weight gradient",
-    "overlap": "forward and backward",
-    "fwd_prop": "activations",
-    "grad_prop": "gradients of activations",
-    "grad_sync": "gradient synchronisation",
-    "gather": "weights gathered",
-    "latency": "latency",
-}
+WORDS: dict[str, Any] = own_yaml(files("gnomon.report.pipeline") / "words.yaml")
+COLOURS = {kind: colour for kind, (colour, _) in WORDS["kinds"].items()}
+NAMES = {kind: name for kind, (_, name) in WORDS["kinds"].items()}
 LANES: dict[View, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "single_channel": (("link", ("fwd_prop", "grad_prop", "grad_sync", "gather", "latency")),),
     "dual_channel": (("down", ("fwd_prop",)), ("up", ("grad_prop", "grad_sync", "gather"))),

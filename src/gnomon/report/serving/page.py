@@ -1,13 +1,15 @@
 """A serving run as a page: key figures, why requests were slow, plots, tables, what to know of them."""
 
 from collections.abc import Sequence
+from importlib.resources import files as files_of
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
 from gnomon.core import units
 from gnomon.core.config import dump
+from gnomon.core.text import own_yaml
 from gnomon.report.blocks import Block, Card, Facts, Line, Plot, Section, Table, lines, plots
 from gnomon.report.page import write_page
 from gnomon.report.serving import explain_text as explained
@@ -29,27 +31,8 @@ from gnomon.timing import SOURCES
 
 MAX_REPLICA_ROWS = 64
 MAX_OPERATOR_ROWS = 24
-SECTIONS = {
-    "Over time": ("queue", "rates", "tokens", "kv"),
-    "Batches": ("batch_size", "batch_tokens"),
-    "The fleet over time": ("load", "replicas", "slo_over_time", "cost_over_time", "power"),
-}
-LINKED = {"trace.json.gz": "trace (open it in ui.perfetto.dev)", "requests.parquet": "table of requests",
-          "iterations.parquet": "table of iterations", "requests.csv": "requests as CSV",
-          "iterations.csv": "iterations as CSV", "summary.json": "all figures",
-          "scenario.yaml": "scenario"}  # fmt: skip
-TERMS = {
-    "time to first token": "TTFT: from a request's arrival to its first output token. Waiting and prefill are in it.",
-    "time per output token": "TPOT: a request's time after its first token, divided by the further tokens.",
-    "end to end": "E2E: from a request's arrival to its last token.",
-    "SLO met by": "The share of requests within every limit. Green from 99 % on. Goodput counts these requests only.",
-    "throughput": "Finished requests per second, from the first arrival to the last token.",
-    "capacity": "The highest load at which 99 % of the requests stay within each limit and the queue does not grow.",
-    "GPUs busy": "The share of time in which an iteration ran. It is no share of the capacity: near 100 % there may be "
-    "much headroom, because batches grow with the load. MFU and HBM are shares of what the GPU can compute and read.",
-    "KV cache peak": "The largest share of the KV cache that was in use. Near 100 % requests wait or are pre-empted.",
-    "cost": "The price of the GPUs over the tokens that finished requests got.",
-}
+WORDS: dict[str, Any] = own_yaml(files_of("gnomon.report.serving") / "page.yaml")
+SECTIONS, LINKED, TERMS = WORDS["sections"], WORDS["linked"], WORDS["terms"]
 """What the terms of serving mean, for whoever meets them first: shown on hover and focus."""
 
 

@@ -7,11 +7,13 @@ a `ConfigError` that names the user's file for users' own code, an `AssertionErr
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, TypeVar
 
 import numpy as np
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 from gnomon.core.user_files import is_own, own_error, place_of, plain
 from gnomon.jit import unraised_errors
 from gnomon.serving.engine import contract
@@ -21,45 +23,6 @@ T = TypeVar("T")
 
 SLICE_ITERATIONS = 100_000
 """Iterations between two moments at which Ctrl-C is noticed: a fraction of a second."""
-
-_SAYINGS = {
-    contract.LEFT_ALONE: (
-        "leaves requests alone for ever: some are running, none is in flight, and it places none.",
-        "Place every running request again until it ends, or pre-empt it.",
-    ),
-    contract.NO_PROGRESS: (
-        "makes no progress: iterations go by, no token comes.",
-        "It pre-empts what it admits; admit a request only if its memory is there.",
-    ),
-    contract.BEYOND_TABLES: (
-        "forms a batch of more tokens or requests than the limits say, for which there are no times.",
-        "Keep to state.max_batch_tokens and state.max_in_batch, or raise batching.max_batch_tokens and max_sequences.",
-    ),
-    contract.WRONG_TOKENS: (
-        "places {request} with more tokens than it has left to compute.",
-        "Give a decode one token, a prefill at most prefill_left().",
-    ),
-    contract.NO_BLOCKS: (
-        "lets {request} compute more tokens than its KV blocks hold.",
-        "Call hold() for the blocks that are missing before place().",
-    ),
-    contract.NOT_TAKEN_OUT: (
-        "leaves {request} in `running`, although it was placed, pre-empted or has ended.",
-        "Say with keep_running() which ones stay.",
-    ),
-    contract.NOT_COUNTED: (
-        "loses a request or has one twice: those waiting, running and placed are not those that are there.",
-        "Place, put back or pre-empt every request taken from the queue or from `running`.",
-    ),
-    contract.OVERWRITTEN: (
-        "writes numbers into its state that no request or batch has.",
-        "Change the queue, the running requests and the batch only with gnomon.serving.engine.batch_operations.",
-    ),
-    contract.TOO_MANY: (
-        "runs more requests at once than batching.max_sequences allows.",
-        "Admit none while state.num_holding is state.max_running.",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -153,7 +116,8 @@ class Guard:
         policy = self.policies[self.cluster.replicas[r].policy]
         if fault == contract.POLICY_RAISED:
             return _raised(errors, policy, "batching policy")
-        what, fix = _SAYINGS[fault]
+        sayings = own_yaml(files("gnomon.serving.engine") / "faults.yaml")
+        what, fix = next(words for name, words in sayings.items() if getattr(contract, name) == fault)
         what = f"the batching policy {plain(policy).__name__} {what.format(request=f'request {request}')}"
         if is_own(policy):
             return ConfigError(what, where=place_of(policy), fix=fix)

@@ -7,12 +7,14 @@ served sooner.
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.features import breakdown
 from gnomon.serving.run.simulate import Run
@@ -34,31 +36,8 @@ class Part:
     """The cause it belongs to."""
 
 
-PARTS: tuple[Part, ...] = (
-    Part("front_end", "front end", "in the front end", "host"),
-    Part("wait_routing", "wait: routing", "waiting at its replica while another one had nobody waiting", "routing"),
-    Part("wait_iteration", "wait: iteration under way", "waiting for the iteration under way", "iteration"),
-    Part("wait_batch_cap", "wait: batch cap", "waiting for a place under the batch cap", "batch cap"),
-    Part("wait_kv", "wait: KV full", "waiting for KV memory", "KV memory"),
-    Part("wait_token_budget", "wait: token budget", "waiting while others filled the token budget", "prefills"),
-    Part("wait_policy", "wait: policy", "waiting because the batching policy held it back", "policy"),
-    Part("prefill_alone", "prefill alone", "on its own prefill", "own prefill"),
-    Part("prefill_others", "prefill, slowed by others", "prefilling more slowly because of others", "prefills"),
-    Part("preempted", "pre-empted", "waiting after it was pre-empted", "KV memory"),
-    Part("recomputed", "recomputation", "computing again what a pre-emption had thrown away", "KV memory"),
-    Part("kv_transfer", "KV transfer", "while its KV cache was moved", "transfers"),
-    Part("tier_load", "KV tier load", "while its KV cache was loaded from a lower tier", "transfers"),
-    Part("outage", "outage", "lost to an outage", "outages"),
-    Part("wait_adapter", "wait: LoRA adapter", "waiting for its LoRA adapter", "adapters"),
-    Part("decode_alone", "decode alone", "on its own decoding", "own decode"),
-    Part("decode_prefills", "decode, prefills of others", "decoding more slowly for prefills of others", "prefills"),
-    Part("decode_batch", "decode, batch size", "decoding more slowly for the batch size", "batch"),
-    Part("decode_contexts", "decode, contexts of others", "decoding more slowly for the contexts of others", "batch"),
-    Part("decode_turn", "decode, not in the batch", "left out of full batches", "batch cap"),
-    Part("pipeline", "pipeline stages", "waiting between pipeline stages", "pipeline"),
-    Part("host", "host", "on the host's own work", "host"),
-    Part("straggler", "slow replica or rank", "because its replica, or a rank beside it, was slow", "slow replica"),
-)  # fmt: skip
+_WORDS: dict[str, list[str]] = own_yaml(files("gnomon.serving.results") / "parts.yaml")
+PARTS = tuple(Part(name, *words) for name, words in _WORDS.items())
 assert len(PARTS) == breakdown.NUM_PARTS
 NAMES = tuple(part.name for part in PARTS)
 

@@ -174,21 +174,22 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
     """The scenario with its engine's settings where it gives none. Another batching policy than the engine's keeps its
     own defaults."""
     given = data["engine"] if "engine" in data else _usual_engine(data)
-    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given or NO_ENGINE))
+    named = {"name": _usual_engine(data)} | _keys(EngineConfig, given or NO_ENGINE)
+    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, named)
     if chosen.name == NO_ENGINE:
         return {**data, "engine": None}
     preset = engine(chosen.name)
     if not is_known(chosen.version, preset.versions):
         known = [f"{one}.x" for one in preset.versions]
         raise UnknownNameError(f"version of {chosen.name}", chosen.version, known, where="engine.version")
-    named = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
-    model, device = named["model"], named["device"]
+    usual = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
+    model, device = usual["model"], usual["device"]
     sections = preset.sections(model, device, chosen.version, _drafting(_keys(ReplicaConfig, data.get("replica"))))
     sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
     batching = _keys(BatchingConfig, data.get("batching"))
     if batching.get("policy") not in (None, sections["batching"]["policy"]):
         del sections["batching"]
-    return _completed(data, sections)
+    return _completed({**data, "engine": chosen}, sections)
 
 
 def _usual_engine(data: dict[str, Any]) -> str:

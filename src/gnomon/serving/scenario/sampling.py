@@ -61,8 +61,9 @@ class SamplerEra(Config):
 
 
 def era_of(eras: tuple[SamplerEra, ...], version: str) -> SamplerEra:
-    """The last of an engine's eras that had begun by a version, candidates of it included; without one, the last."""
-    return [one for one in eras if order_of(one.since)[:3] <= order_of(version)[:3]][-1]
+    """The last of an engine's eras that had begun by a version, candidates of it included; without one, the last. What
+    was before the first is not known, and taken as that."""
+    return [eras[0], *(one for one in eras if order_of(one.since)[:3] <= order_of(version)[:3])][-1]
 
 
 def asked_for(scenario: Any, era: SamplerEra | None) -> list[SamplingConfig]:

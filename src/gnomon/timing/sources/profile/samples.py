@@ -1,11 +1,14 @@
 """The one in-memory form of measurements: what was measured, at which sizes, how long it took."""
 
 from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
+from gnomon.core.text import own_yaml
 from gnomon.timing.host import HostConfig
 from gnomon.timing.operators import (
     Communication,
@@ -95,20 +98,8 @@ class Bundle:
         return None
 
 
-_ELEMENTWISE = {
-    "embedding": ("embedding", 4.0),
-    "attn_norm": ("add_norm", 8.0),
-    "mlp_norm": ("add_norm", 8.0),
-    "attn_post_norm": ("add_norm", 8.0),
-    "mlp_post_norm": ("add_norm", 8.0),
-    "final_norm": ("add_norm", 8.0),
-    "qk_norm": ("qk_norm", 4.0),
-    "rotary": ("rotary", 4.0),
-    "kv_write": ("kv_write", 4.0),
-    "residual_add": ("add", 6.0),
-    "sampler": ("sampler", 16.0),
-}
-"""Operator -> the profile format's name, and bytes moved per element of its width (see `stage_operators`)."""
+NAMED: dict[str, Any] = own_yaml(files("gnomon.timing.sources.profile") / "operators.yaml")
+"""Operators by the names that files of measurements have for them."""
 
 
 def shape_keys(operator: Operator, node: Node | None = None) -> tuple[Key, ...]:
@@ -151,6 +142,6 @@ def _elementwise_keys(name: str, bytes_each: float) -> tuple[Key, ...]:
     """The kernel and its width. A gated activation reads two and writes one, a plain one reads one and writes one."""
     if name in ("act", "shared_act"):
         return (("activation", round(bytes_each / 6.0)), ("activation_plain", round(bytes_each / 4.0)))
-    kind, per_element = _ELEMENTWISE.get(name, (name, 4.0))
+    kind, per_element = NAMED["elementwise"].get(name, (name, 4.0))
     width = round(bytes_each / per_element)
     return ((kind, width), ("norm", width)) if kind == "add_norm" else ((kind, width),)

@@ -17,7 +17,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.timing.operators import Experts
 from gnomon.timing.sources.profile.csvfile import Columns, Names, folders_of, read_csv
-from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples
+from gnomon.timing.sources.profile.samples import NAMED, Bundle, Samples, SkewSamples
 
 US = 1e-6
 IN_SERVER = {"rtx-4090": 0.967}
@@ -25,20 +25,7 @@ IN_SERVER = {"rtx-4090": 0.967}
 `rtx4090_llama-3.1-8b`; why is not known, and servers on another GPU show nothing of the kind
 (docs/vllm-validation.md)."""
 
-OPERATORS: dict[str, tuple[str, ...]] = {
-    "embedding": ("embedding",),
-    "layernorm": ("attn_norm", "mlp_norm"),
-    "final_layernorm": ("final_norm",),
-    "qkv_proj": ("qkv_proj",),
-    "qk_norm": ("qk_norm",),
-    "rotary_emb": ("rotary",),
-    "o_proj": ("o_proj",),
-    "gate_up_proj": ("up_proj",),
-    "act_fn": ("act",),
-    "down_proj": ("down_proj",),
-    "lm_head": ("lm_head",),
-    "sampler": ("sampler",),
-}
+OPERATORS: dict[str, list[str]] = NAMED["servingsim"]
 """A layer of dense.csv or per_sequence.csv -> the operators of our graph that it times."""
 
 MOST_FOLDERS = 10_000

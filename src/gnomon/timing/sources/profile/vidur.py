@@ -17,22 +17,11 @@ from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import NODES, Node
 from gnomon.core.errors import DataError
 from gnomon.timing.sources.profile.csvfile import Columns, folders_of, read_csv
-from gnomon.timing.sources.profile.samples import Bundle, Samples, collective_key
+from gnomon.timing.sources.profile.samples import NAMED, Bundle, Samples, collective_key
 
 MS = 1e-3
 
-OPERATORS: dict[str, tuple[str, ...]] = {
-    "emb": ("embedding",),
-    "input_layernorm": ("attn_norm", "final_norm"),
-    "attn_pre_proj": ("qkv_proj",),
-    "attn_rope": ("rotary",),
-    "attn_post_proj": ("o_proj",),
-    "post_attention_layernorm": ("mlp_norm",),
-    "mlp_up_proj": ("up_proj",),
-    "mlp_act": ("act",),
-    "mlp_down_proj": ("down_proj",),
-    "add": ("residual_add",),
-}
+OPERATORS: dict[str, list[str]] = NAMED["vidur"]
 """A column of mlp.csv -> the operators of our graph that it times."""
 
 
