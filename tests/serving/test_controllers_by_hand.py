@@ -198,6 +198,12 @@ def test_the_margin_is_what_forecasts_missed_by() -> None:
     assert asked[-1] == 4, "5 x 1.25 / 2 = 3.1"
 
 
+@pytest.mark.parametrize("goal", [-1.0, 0.0, 1.0, 7.0])
+def test_a_goal_beyond_all_requests_is_all_of_them(goal: float) -> None:
+    memory: dict[str, Any] = {"errors": [(99.0, 0.1 * i) for i in range(6)]}
+    assert answer("slo_planner", {"goal": goal}, arrival_rate=8.0, memory=memory) == (6 if goal >= 1.0 else 4)
+
+
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 0), (2.0, 1), (2.1, 2), (12.0, 4), (12.1, 5), (15.0, 5), (99.0, 10)])
 def test_replicas_for_a_rate(rate: float, count: int) -> None:
     """One serves 2, four 12: three each, as do more; two serve 2 x 2.5 and three 3 x 2.79."""

@@ -413,12 +413,14 @@ def test_no_schedule_is_cheaper_than_the_oracles(goal: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("no slo", {"slo": {}}), ("a closed loop", {"arrivals": {"process": "closed_loop", "concurrency": 4}})],
-)
+    [("no slo", {"slo": {}}), ("classes without", {"slo": {}, "classes": [{"name": "a"}, {"name": "b", "slo": {}}]}),
+     ("a closed loop", {"arrivals": {"process": "closed_loop", "concurrency": 4}})],
+)  # fmt: skip
 def test_an_oracle_that_cannot_plan_says_so(name: str, changes: dict[str, Any]) -> None:
     asked = rush("oracle")
     if "slo" in changes:
-        asked = asked.model_copy(update={"slo": SloConfig()})
+        workload = build(WorkloadConfig, {"num_requests": 50, "classes": changes.get("classes", [])})
+        asked = asked.model_copy(update={"slo": SloConfig(), "workload": workload})
     else:
         asked = asked.model_copy(
             update={"workload": build(WorkloadConfig, {"num_requests": 50, "arrivals": changes["arrivals"]})}

@@ -49,7 +49,8 @@ def with_best_steps(
     """The scenario with the steps of the best schedule that was found. `on_progress(done, most)` is called with the
     number of runs."""
     assert scenario.fleet is not None
-    if len(scenario.pools) > 1 or requests.concurrency or not (scenario.slo.is_given or requests.classes):
+    slos = [scenario.slo, *(one.slo for one in requests.classes if one.slo is not None)]
+    if len(scenario.pools) > 1 or requests.concurrency or not any(one.is_given for one in slos):
         raise ConfigError(
             "the oracle needs one pool, arrivals that do not wait for answers, and an SLO.",
             where="fleet.controller.name",

@@ -72,4 +72,4 @@ def _margin(view: View, expected: float, ahead_s: float) -> float:
         return view.options["margin"]
     together = max(1, round(ahead_s / view.interval_s))
     means = [float(np.mean(errors[max(0, last - together) : last])) for last in range(1, len(errors) + 1)]
-    return max(0.0, float(np.quantile(means, view.options["goal"])))
+    return max(0.0, float(np.quantile(means, np.clip(view.options["goal"], 0.0, 1.0))))
