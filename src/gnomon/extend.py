@@ -1,4 +1,5 @@
-"""What code of your own imports: policies, routers, admission, deciders and controllers, and what they work with.
+"""What code of your own imports: policies, routers, admission, deciders, controllers, migrations, and what they work
+with.
 
 The modules behind it may move; these names stay.
 """
@@ -37,6 +38,7 @@ from gnomon.serving.engine.batch_operations import (
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import place_together
 from gnomon.serving.engine.state import NONE, Replica
+from gnomon.serving.migrations import migration
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.routers import router
 from gnomon.timing.sources import timing_source
@@ -47,7 +49,8 @@ inner = inlined
 __all__ = [
     "NONE", "Fleet", "GnomonError", "Replica", "View", "admission", "batching_policy", "blocks_for", "blocks_missing",
     "computed", "controller", "decider", "finish", "grow_for_decode", "hold", "hold_cached", "hold_found", "inlined",
-    "inner", "is_decoding", "keep_running", "let_go", "pipeline_schedule", "place", "place_together", "pop_waiting",
-    "preempt", "prefill_left", "prefix_cache", "push_waiting", "push_waiting_front", "retract", "router",
-    "scheduling_policy", "sort_running_by_admission", "sort_running_by_arrival", "timing_source", "tokens_placed",
+    "inner", "is_decoding", "keep_running", "let_go", "migration", "pipeline_schedule", "place", "place_together",
+    "pop_waiting", "preempt", "prefill_left", "prefix_cache", "push_waiting", "push_waiting_front", "retract",
+    "router", "scheduling_policy", "sort_running_by_admission", "sort_running_by_arrival", "timing_source",
+    "tokens_placed",
 ]  # fmt: skip

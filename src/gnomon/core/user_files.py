@@ -103,6 +103,18 @@ def _last_line(error: BaseException, path: str) -> int | None:
     return lines[-1] if lines else None
 
 
+def asked(function: Callable[..., Any], kind: str, *seen: Any) -> Any:
+    """What a function answers that may be a user's; what such a one raises is told with its line."""
+    try:
+        return function(*seen)
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if not is_own(function):
+            raise
+        raise own_error(error, function, kind) from error
+
+
 def own_error(error: BaseException, function: Any, kind: str) -> ConfigError:
     """What a user's function raised, with the line of the user's file where that can be told."""
     path, name = plain(function).__code__.co_filename, plain(function).__name__

@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.core.user_files import is_own, own_error, place_of, plain
+from gnomon.core.user_files import asked, is_own, place_of, plain
 from gnomon.serving.autoscaling.controllers import ControllerSpec, View
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.lifecycle import Lives
@@ -105,14 +105,7 @@ class Manager:
     def _asked(self, view: View) -> int:
         """What the controller answers, within the limits; an answer that is no count is an error of its own."""
         name = plain(self.spec.decide).__name__
-        try:
-            answer = self.spec.decide(view)
-        except (ConfigError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            if not is_own(self.spec.decide):
-                raise
-            raise own_error(error, self.spec.decide, "controller") from error
+        answer = asked(self.spec.decide, "controller", view)
         try:
             count = float(answer)
         except (TypeError, ValueError):

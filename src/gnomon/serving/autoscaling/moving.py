@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.user_files import is_own, place_of
+from gnomon.core.user_files import asked, is_own, place_of
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.replicas import DRAINING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
@@ -44,8 +44,8 @@ class Mover:
             return
         for pool, memory in enumerate(self.memory):
             view = View(now_s, self._hosts(pool), self.options, memory)
-            for request_id, to in self.spec.choose(view):
-                self._begin(self._checked(view, request_id, to), to, now_s)
+            for guest, to in self._checked(view, asked(self.spec.choose, "migration policy", view)):
+                self._begin(guest, to, now_s)
         self.agenda.at(now_s + self.config.interval_s, self._tick)
 
     def _hosts(self, pool: int) -> tuple[Host, ...]:
@@ -70,17 +70,21 @@ class Mover:
         priorities = cluster.classes[q.user_class[here], PRIORITY]
         return tuple(map(Guest, here.tolist(), tokens.tolist(), priorities.tolist()))
 
-    def _checked(self, view: View, request_id: int, to: int) -> Guest:
+    def _checked(self, view: View, answer: Any) -> list[tuple[Guest, int]]:
         takers = [host.replica for host in view.hosts if host.takes_requests]
-        guests = {guest.request: guest for host in view.hosts if host.replica != to for guest in host.guests}
-        if request_id not in guests or to not in takers:
+        homes = {guest.request: (guest, host.replica) for host in view.hosts for guest in host.guests}
+        try:
+            moves = [(*homes[request_id], to) for request_id, to in answer]
+            if not all(to in takers and to != home for _, home, to in moves):
+                raise ValueError
+        except (TypeError, ValueError, KeyError):
             raise ConfigError(
-                f"the migration policy {self.spec.name} answered ({request_id!r}, {to!r}) at {view.now_s:g} s: that is "
-                "no guest of a host, or no other host that takes requests.",
+                f"the migration policy {self.spec.name} answered {answer!r} at {view.now_s:g} s: not all of that are "
+                "pairs of a guest and another host that takes requests.",
                 where=place_of(self.spec.choose) if is_own(self.spec.choose) else "fleet.migration",
                 fix="Answer with pairs of a guest's `request` and a host's `replica`.",
-            )
-        return guests[request_id]
+            ) from None
+        return [(guest, to) for guest, _, to in moves]
 
     def _begin(self, guest: Guest, to: int, now_s: float) -> None:
         """Copy what is there; the request leaves when that is done."""
