@@ -10,6 +10,7 @@ from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.units import duration
+from gnomon.report.serving.text import workload_words
 from gnomon.search.config import SloTargets
 from gnomon.serving.scenario import Scenario
 
@@ -95,3 +96,10 @@ def test_a_version_without_a_name_is_that_of_the_usual_engine():
     assert chosen is not None and (chosen.name, chosen.version) == ("vllm", "0.19.0")
     with pytest.raises(UnknownNameError, match=r"unknown version of vllm '0\.5'"):
         build(Scenario, {"engine": {"version": "0.5"}})
+
+
+def test_stages_with_the_lengths_of_a_trace_have_no_rate(tmp_path):
+    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,3\n")
+    arrivals = {"process": "stages", "stages": [[2.0, 4.0]]}
+    workload = {"trace": str(tmp_path / "trace.csv"), "lengths": "trace", "arrivals": arrivals}
+    assert workload_words(build(Scenario, {"workload": workload})).endswith("of trace.csv, stages arrivals")

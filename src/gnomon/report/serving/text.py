@@ -122,7 +122,7 @@ def workload_words(scenario: Scenario) -> str:
     elif arrivals.process == "trace":
         how = f"as recorded, {w.rate:g} per second" if w.rate else "as recorded"
     else:
-        how = f"{arrivals.process.replace('_', ' ')} arrivals, {w.rate:g} per second"
+        how = f"{arrivals.process.replace('_', ' ')} arrivals" + (f", {w.rate:g} per second" if w.rate else "")
     return f"{count} of {lengths}, {how}"
 
 
