@@ -53,7 +53,7 @@ def test_the_device_and_the_model_decide_variants():
     )
 
 
-@pytest.mark.parametrize(("name", "launch_s"), [("vllm", 33e-6), ("sglang", 60e-6), ("trtllm", 60e-6)])
+@pytest.mark.parametrize(("name", "launch_s"), [("vllm", 33e-6), ("sglang", 70e-6), ("trtllm", 70e-6)])
 def test_a_grace_launches_more_slowly(name, launch_s):
     """By 23.6 microseconds, as was measured."""
     for device, more_s in (("b200", 0.0), ("gb200", 23.6e-6), ("gb300", 23.6e-6)):

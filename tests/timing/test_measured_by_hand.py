@@ -273,6 +273,35 @@ def test_kernels_that_are_launched_one_by_one() -> None:
     assert num_kernels(launched + left_out) == 2 + 2 * 7 + 2
 
 
+def named(*names: str) -> list[Operator]:
+    """Two of each, every one a single kernel."""
+    return [Operator(name, "token", 2, Elementwise(8.0)) for name in names]
+
+
+def test_tensorrt_llm_launches_rotation_and_norms_with_others() -> None:
+    """Its attention over heads rotates and writes KV itself, that over latents does not; a norm ends the all-reduce."""
+    heads = named("attn_norm", "qkv_proj", "rotary", "kv_write", "mlp_norm", "final_norm")
+    latents, reduce = named("attn_norm", "qkv_a_proj", "rotary", "kv_write", "mlp_norm"), named("attn_all_reduce")
+    assert (num_kernels(heads), num_kernels(heads, "trtllm"), num_kernels(heads, "sglang")) == (12, 8, 12)
+    assert num_kernels(heads + reduce, "trtllm") == 6
+    assert (num_kernels(latents, "trtllm"), num_kernels(latents + reduce, "trtllm")) == (10, 8)
+
+
+def test_tritons_experts_in_four_bits_launch_as_many_as_thirteen_kernels_twice() -> None:
+    four = [Operator("experts", "token", 2, Experts(8, 8, 2, 64, 24, 3, weight_format("mxfp4")))]
+    assert (num_kernels(four, "trtllm", "triton"), num_kernels(four, "trtllm", "trtllm")) == (52, 14)
+
+
+def test_prompts_in_graphs_leave_attention_to_be_launched() -> None:
+    """Over latents with its projections, but for the last; over heads alone."""
+    latents = named(
+        "attn_norm", "qkv_a_proj", "latent_norm", "q_b_proj", "kv_b_proj", "rotary", "kv_write", "o_proj", "experts"
+    )
+    heads = named("qkv_proj", "rotary", "kv_write", "attention_prefill", "o_proj", "act")
+    assert num_kernels(latents, "trtllm", "", True) == 12
+    assert num_kernels(heads, "trtllm", "", True) == 2
+
+
 def test_the_longest_of_a_batch_runs_on_with_one_share_of_the_bandwidth() -> None:
     """8 KV heads, 148 SMs: 16 sequences are cut over several SMs each; from 19 on each head of each has one block, and
     the longest takes 148 of the blocks' times, whatever its skew and with or without a prompt beside it."""

@@ -104,7 +104,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     plain = {
         "family": "inferencex", "engine": "trtllm", "version": "", "model": "deepseek-r1", "device": "b200",
         "precision": "fp8", "date": "2026-02-01", "prompt": 1024, "output": 1024, "concurrency": 64, "gpus": 8,
-        "attention_groups": 1, "role": "both", "workers": 1, "each": 64,
+        "attention_groups": 1, "expert_parallel": 1, "role": "both", "workers": 1, "each": 64,
     }  # fmt: skip
     return plain | changes
 
@@ -120,10 +120,39 @@ def test_later_rules_override_earlier_ones_and_formulas_are_computed() -> None:
 
 def test_a_first_wave_beyond_one_batch_compiles_where_nothing_was_warmed_up() -> None:
     cold = {"engine": "sglang", "precision": "fp4", "date": "2025-11-10"}
-    assert launch_of(facts(**cold, concurrency=16)).compile_s == 0
+    assert launch_of(facts(**cold, concurrency=16)).compile_s == 2.2, "one kernel"
     assert launch_of(facts(**cold, concurrency=32)).compile_s == 70
     assert launch_of(facts(**cold, concurrency=4, prompt=8192)).compile_s == 70
     assert launch_of(facts(**cold | {"date": "2026-03-25"}, concurrency=32, drafting=False)).compile_s == 0
+
+
+def test_hopper_compiles_products_of_short_prompts_and_whoever_drafts_one_more() -> None:
+    cold = {"date": "2026-01-14", "drafting": True}
+    assert launch_of(facts(device="h200", date="2025-12-15")).compile_s == 1
+    assert launch_of(facts(device="h200", date="2025-12-15", prompt=8192)).compile_s == 0
+    assert launch_of(facts(device="h200", **cold)).compile_s == 2
+    assert launch_of(facts(device="b200", **cold)).compile_s == 1
+    assert launch_of(facts(device="h200", date="2026-01-28")).compile_s == 0, "warmed up"
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_graphs"),
+    [
+        ({"version": "1.2.0rc6.post2"}, True),
+        ({"version": "1.2.0rc6.post2", "concurrency": 32}, False),
+        ({"version": "1.2.0rc6.post2", "output": 8192}, False),
+        ({"version": "1.2.0rc6.post3", "concurrency": 32, "output": 8192}, True),
+        ({"version": "1.2.0rc6.post3", "concurrency": 4}, False),
+        ({"version": "1.2.0rc6.post3", "concurrency": 16, "prompt": 8192}, False),
+        ({"version": "1.2.0rc6.post3", "attention_groups": 8}, False),
+        ({"version": "1.2.0rc6.post3", "precision": "fp4", "concurrency": 128}, True),
+        ({"version": "1.2.0rc6.post3", "precision": "fp4", "concurrency": 128, "attention_groups": 8}, False),
+        ({"version": "1.2.0rc6.post2", "precision": "fp4", "expert_parallel": 8}, True),
+        ({"version": "1.1.0rc2.post2", "date": "2025-12-15"}, False),
+    ],
+)
+def test_scripts_say_where_prompts_run_in_piecewise_graphs(changes: dict[str, Any], has_graphs: bool) -> None:
+    assert launch_of(facts(**changes)).prompt_graphs is has_graphs
 
 
 def test_every_model_of_the_file_is_known() -> None:
@@ -294,6 +323,21 @@ def test_workers_apart_have_the_settings_of_their_recipe() -> None:
     assert found.front_end.stream_interval == 100
     assert (found.router.name, found.disaggregation.decode_router.name) == ("least_outstanding", "round_robin")
     assert found.disaggregation.link == "nvlink"
+
+
+def test_dynamos_own_scripts_send_half_as_many_requests() -> None:
+    """SGLang's of December 2025: five rounds after five of warm-up; srt-slurm's ten after two."""
+    old = scenario_of(by_id("dsr1_gb200_sglang_fp8_disagg_1024x1024_c16_cfg227")).workload
+    new = scenario_of(by_id("dsr1_gb200_trtllm_fp4_disagg_8192x1024_c44_cfg388")).workload
+    assert (old.warmup_requests, old.num_requests) == (80, 80)
+    assert (new.warmup_requests, new.num_requests) == (88, 440)
+
+
+def test_warm_up_begins_with_the_day_on_which_the_client_learned_it() -> None:
+    def rounds(day: str) -> int | None:
+        return scenario_of(server(date=day)).workload.warmup_requests
+
+    assert (rounds("2026-01-14"), rounds("2026-01-28")) == (0, 64)
 
 
 def test_recipes_without_a_list_of_concurrencies_take_the_power_of_two_below() -> None:

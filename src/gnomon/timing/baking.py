@@ -106,7 +106,8 @@ def iteration_tables(
     timer = Timer(Context(model, device, node, parallelism, config), source=source)
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode, {} if known is None else known)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
-    launched = [num_kernels(timer.operators(stage)) for stage in stages]
+    how = (config.engine, config.expert_kernel, config.prompt_graphs)
+    launched = [num_kernels(timer.operators(stage), *how) for stage in stages]
     meetings = [num_collectives(timer.operators(stage)) for stage in stages]
     hosts = host.of_stages(num_layers, launched, _largest_graphs(config), meetings)
     hosts[-1, :, 10:] = COPY_S * config.sampler.copied_tokens, _sampling_s(timer, stages[-1], max_sequences)

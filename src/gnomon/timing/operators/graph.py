@@ -4,7 +4,7 @@
 which measured sources look it up, and its shape, from which `flops` and `bytes` follow for any batch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from gnomon.catalog.models import Model
@@ -104,17 +104,41 @@ def num_collectives(operators: Iterable[Operator]) -> int:
     )  # fmt: skip
 
 
-def num_kernels(operators: Iterable[Operator]) -> int:
-    """Kernels that an iteration with a prompt launches one by one outside a CUDA graph."""
-    launched = (one for one in operators if not one.is_fused and one.kind not in ("decode", "attention_decode"))
-    return sum(one.count * _launches(one) for one in launched)
+def num_kernels(
+    operators: Iterable[Operator], engine: str = "", expert_kernel: str = "", prompt_graphs: bool = False
+) -> int:
+    """Kernels that an iteration with a prompt launches one by one; with `prompt_graphs` only what attention does is
+    outside a CUDA graph."""
+    launched = [one for one in operators if not one.is_fused and one.kind not in ("decode", "attention_decode")]
+    names = {one.name for one in launched}
+    fused = _fused_in_trtllm(names) if engine == "trtllm" else set()
+    left = names & _OUTSIDE_GRAPHS if prompt_graphs else names
+    return sum(one.count * _launches(one, expert_kernel) for one in launched if one.name in left - fused)
 
 
-def _launches(operator: Operator) -> int:
+_OUTSIDE_GRAPHS = {
+    "qkv_a_proj", "latent_norm", "q_b_proj", "kv_b_proj", "rotary", "kv_write", "attention_prefill", "window_prefill",
+}  # fmt: skip
+"""What TensorRT-LLM's piecewise graphs leave out: attention, over latents with its down- and up-projections
+(`modules/attention.py` attn_custom_op_inplace, mla_custom_op_inplace)."""
+
+
+def _fused_in_trtllm(names: Collection[str]) -> set[str]:
+    """What TensorRT-LLM launches with another operator: its attention over heads rotates and writes KV itself
+    (`modules/attention.py` rope_fusion), an all-reduce ends with the next norm (RESIDUAL_RMS_NORM)."""
+    in_attention = set() if "qkv_a_proj" in names else {"rotary", "kv_write"}
+    return in_attention | ({"attn_norm", "mlp_norm"} if "attn_all_reduce" in names else set())
+
+
+def _launches(operator: Operator, expert_kernel: str) -> int:
     """What PyTorch engines launch for one call of an operator."""
     match operator.work:
         case Sampling(method=method):
             return LAUNCHES[method]
+        case Experts(format=form) if expert_kernel == "triton" and form.name == "mxfp4":
+            return (
+                26  # OpenAI's kernels: eight for routing, quantising, two products, the sum: 13 of Triton's, see below.
+            )
         case Experts():  # Choosing, sorting, quantising, two products, the activation, the sum.
             return 7
         case Recurrence():  # Convolution, gates, norms of queries and keys, six for the chunks of the recurrence: ten

@@ -29,6 +29,8 @@ class Launch:
     """Largest batch for which CUDA graphs are captured."""
     stream_interval: int
     """Tokens between two messages to the client."""
+    prompt_graphs: bool = False
+    """Whether prompts run in piecewise CUDA graphs."""
     expert_kernel: str = ""
     """Family of the experts' kernels."""
     all_reduce: str = ""

@@ -13,8 +13,14 @@ from gnomon.timing.config import captured_sizes
 from gnomon.verify.silicon.launch import Launch, data, launch_of
 from gnomon.verify.silicon.servers import Layout, Server
 
-WARM_UP_SINCE = "2026-01-05"
-"""InferenceX's client sends warm-up requests in scripts younger than this."""
+WARM_UP_SINCE = "2026-01-27"
+"""InferenceX's client sends warm-up requests from this day on: its pull request 480 of 17 January, which was to wait
+ten days; servers of the 14th still waited for kernels to be compiled, one of the 28th did not."""
+
+SRT_SINCE = "2026-01-01"
+DYNAMO_ROUNDS, SRT_ROUNDS = (5, 5), (2, 10)
+"""Prefill and decode apart: warm-up and measured requests for each in flight. SGLang's of 2025 were sent by Dynamo's
+own scripts (components/backends/sglang/slurm_jobs/scripts/sa-bench), the others by srt-slurm's; both warmed up."""
 
 ACCEPTANCE = 0.65
 """Chance that a drafted token is accepted if those before it were, on InferenceX's random prompts. Fitted to drafting
@@ -71,6 +77,7 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
             **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
             **({"expert_load": launch.expert_load} if launch.expert_load else {}),
             **({} if launch.expert_speed == 1.0 else {"expert_speed": launch.expert_speed}),
+            "prompt_graphs": launch.prompt_graphs,
             "graph_sizes": [
                 (1 + launch.draft_tokens) * size for size in captured_sizes(server.engine, launch.graph_batch)
             ],
@@ -215,7 +222,11 @@ def workload_of(server: Server) -> dict[str, Any]:
             "warmup_requests": 2 * users,
         }
     client = "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"
-    return {"client": {"name": client, "concurrency": users, "prompt": prompt, "output": output}}
+    workload = {"client": {"name": client, "concurrency": users, "prompt": prompt, "output": output}}
+    if server.prefill is None:
+        return workload
+    rounds = DYNAMO_ROUNDS if server.engine == "sglang" and "" < server.date < SRT_SINCE else SRT_ROUNDS
+    return workload | {"warmup_requests": rounds[0] * users, "num_requests": rounds[1] * users}
 
 
 def as_launched(layout: Layout, launch: Launch) -> Layout:
