@@ -287,9 +287,10 @@ def test_tensorrt_llm_launches_rotation_and_norms_with_others() -> None:
     assert (num_kernels(latents, "trtllm"), num_kernels(latents + reduce, "trtllm")) == (10, 8)
 
 
-def test_tritons_experts_in_four_bits_launch_as_many_as_thirteen_kernels_twice() -> None:
+def test_tritons_experts_in_four_bits_launch_thirteen_kernels_twice_in_tensorrt_llm() -> None:
     four = [Operator("experts", "token", 2, Experts(8, 8, 2, 64, 24, 3, weight_format("mxfp4")))]
     assert (num_kernels(four, "trtllm", "triton"), num_kernels(four, "trtllm", "trtllm")) == (52, 14)
+    assert num_kernels(four, "vllm", "triton") == 14
 
 
 def test_prompts_in_graphs_leave_attention_to_be_launched() -> None:

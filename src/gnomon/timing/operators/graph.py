@@ -113,7 +113,8 @@ def num_kernels(
     names = {one.name for one in launched}
     fused = _fused_in_trtllm(names) if engine == "trtllm" else set()
     left = names & _OUTSIDE_GRAPHS if prompt_graphs else names
-    return sum(one.count * _launches(one, expert_kernel) for one in launched if one.name in left - fused)
+    has_triton = engine == "trtllm" and expert_kernel == "triton"
+    return sum(one.count * _launches(one, has_triton) for one in launched if one.name in left - fused)
 
 
 _OUTSIDE_GRAPHS = {
@@ -130,15 +131,18 @@ def _fused_in_trtllm(names: Collection[str]) -> set[str]:
     return in_attention | ({"attn_norm", "mlp_norm"} if "attn_all_reduce" in names else set())
 
 
-def _launches(operator: Operator, expert_kernel: str) -> int:
+_TRITON_EXPERTS = 26
+"""TensorRT-LLM's experts in MXFP4 by OpenAI's Triton kernels (`fused_moe_triton.py`): eight to route, one to quantise,
+two products, two to sum, which count twice (see below). vLLM's eager decodes of many sequences show nothing of it."""
+
+
+def _launches(operator: Operator, has_triton: bool) -> int:
     """What PyTorch engines launch for one call of an operator."""
     match operator.work:
         case Sampling(method=method):
             return LAUNCHES[method]
-        case Experts(format=form) if expert_kernel == "triton" and form.name == "mxfp4":
-            return (
-                26  # OpenAI's kernels: eight for routing, quantising, two products, the sum: 13 of Triton's, see below.
-            )
+        case Experts(format=form) if has_triton and form.name == "mxfp4":
+            return _TRITON_EXPERTS
         case Experts():  # Choosing, sorting, quantising, two products, the activation, the sum.
             return 7
         case Recurrence():  # Convolution, gates, norms of queries and keys, six for the chunks of the recurrence: ten
