@@ -198,6 +198,15 @@ def test_the_margin_is_what_forecasts_missed_by() -> None:
     assert asked[-1] == 4, "5 x 1.25 / 2 = 3.1"
 
 
+@pytest.mark.parametrize(("cold_start_s", "count"), [(0.0, 8), (10.0, 6), (20.0, 6), (50.0, 6), (60.0, 6)])
+def test_the_margin_is_of_as_many_decisions_as_it_takes_until_one_helps(cold_start_s: float, count: int) -> None:
+    """Every third time twice as much came as was forecast, and an interval is 10 s. Of single decisions the worst is
+    all of that, of two a half, of three, six or seven a third or a bit more: 4 x 2, 6, 5.3, 5.3, 5.7 replicas."""
+    memory: dict[str, Any] = {"errors": [(99.0, error) for error in [0.0, 0.0, 1.0] * 4]}
+    seen = {"arrival_rate": 4.0, "pool_rates": {1: 1.0}, "cold_start_s": cold_start_s, "memory": memory}
+    assert answer("slo_planner", {"goal": 1.0}, **seen) == count
+
+
 @pytest.mark.parametrize("goal", [-1.0, 0.0, 1.0, 7.0])
 def test_a_goal_beyond_all_requests_is_all_of_them(goal: float) -> None:
     memory: dict[str, Any] = {"errors": [(99.0, 0.1 * i) for i in range(6)]}

@@ -602,8 +602,18 @@ def test_a_fleet_that_loses_all_tokens_again_and_again_is_an_error() -> None:
     failing = {"mtbf_s": 1.0, "mttr_s": 0.0, "detect_s": 0.0, "keeps_tokens": False}
     slow = {"source": "table", "table": {"per_iteration": 0.01}}
     load = {"num_requests": 3, "lengths": {"distribution": "fixed", "prompt": 10, "output": 2000}}
-    with pytest.raises(ConfigError, match="no request ends any more: replicas die before they can serve"):
+    with pytest.raises(ConfigError, match="gave 0 requests, and 3 are missing: replicas die before they can serve"):
         run(scenario(timing=slow, workload=load, fleet={"failures": failing, "cold_start": FAST}))
+
+
+def test_a_fleet_that_gives_a_token_now_and_then_is_an_error() -> None:
+    """Iterations of five seconds, replicas that live for one and a half and are repaired in ten minutes: a token comes
+    in an hour, for thousands of them it would go on for years."""
+    failing = {"mtbf_s": 1.5, "detect_s": 0.0}
+    slow = {"source": "table", "table": {"per_iteration": 5.0}}
+    load = {"num_requests": 4, "lengths": {"distribution": "fixed", "prompt": 10, "output": 3000}}
+    with pytest.raises(ConfigError, match=r"gave \d+ tokens, and 12,000 are missing: replicas die before"):
+        run(scenario(timing=slow, workload=load, fleet={"failures": failing, "max_replicas": 4, "cold_start": FAST}))
 
 
 @pytest.mark.parametrize("field", ["failures.mtbf_s", "stragglers.mean_s", "stragglers.duration_s"])

@@ -12,7 +12,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling import evacuation, lifecycle, manager
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.events import REPLICA_CHANGES, Agenda
-from gnomon.serving.autoscaling.lifecycle import Lives
+from gnomon.serving.autoscaling.lifecycle import Lives, Troubles
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, FleetRecord, Replica, Replicas
@@ -186,22 +186,63 @@ def test_slow_spells_come_and_go() -> None:
     """Half as long again for 7 s, after 40 s without; adapters in use take a tenth more of that."""
     given = Given(UP, UP, stragglers=StragglerConfig(mean_s=40.0, duration_s=7.0, factor=1.5))
     given.cluster.replicas.adapting = 0.1
-    assert given.times == [40.0, 47.0, 40.0, 47.0]
-    given.agenda.happen(2, 40.0)
+    assert given.times == [40.0, 40.0]
+    given.agenda.happen(1, 40.0)
     assert given.cluster.replicas.slowdown.tolist() == [0.0, 0.0, *[pytest.approx(1.5 * 1.1 - 1)] * 2]
     assert given.cluster.replicas.straggling.tolist() == [0.0, 0.0, 0.5, 0.5]
-    given.agenda.happen(3, 47.0)
+    assert given.times[2:] == [47.0]
+    given.agenda.happen(2, 47.0)
     assert given.cluster.replicas.slowdown[2:].tolist() == [pytest.approx(0.1)] * 2
-    assert given.times[4:] == [87.0, 94.0]
+    assert given.times[3:] == [87.0]
 
 
-@pytest.mark.parametrize(("state", "times"), [(UP, [105.0, 135.0, 200.0]), (OFF, [200.0]), (STARTING, [200.0])])
-def test_failures_come_to_a_place_whoever_is_there(state: int, times: list[float]) -> None:
-    """Every 100 s; noticed after 5 s and repaired after 30 more."""
-    given = Given(state, failures=FailureConfig(mtbf_s=100.0, mttr_s=30.0, detect_s=5.0))
+def test_failures_come_to_a_place_whoever_is_there() -> None:
+    """Every 100 s; noticed after 5 s and repaired after 30 more. Who starts at 190 s is ready at 200, after one."""
+    given = Given(UP, OFF, failures=FailureConfig(mtbf_s=100.0, mttr_s=30.0, detect_s=5.0))
     assert given.times == [100.0]
     given.agenda.happen(0, 100.0)
-    assert given.replicas.state[0] == (DOWN if state == UP else state) and given.times[1:] == times
+    assert given.replicas.state.tolist() == [DOWN, OFF] and given.times[1:] == [105.0, 135.0]
+    given.lives.start(1, 190.0)
+    given.pass_on()
+    assert given.replicas.state.tolist() == [DOWN, UP] and given.times[3:] == [200.0, 300.0]
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_trouble_in_the_place_of_a_replica_that_is_not_there_is_no_event(drains: bool) -> None:
+    """A thousand failures, and as many slow spells, until the next replica comes; it meets the one after them."""
+    often = {
+        "failures": FailureConfig(mtbf_s=1.0, mttr_s=2000.0),
+        "stragglers": StragglerConfig(mean_s=1.0, duration_s=1.5),
+    }
+    given = Given(UP, UP, **often)
+    if drains:
+        given.lives.drain(0, 0.5)
+    else:
+        given.agenda.happen(0, 1.0)
+    planned = len(given.times)
+    given.replicas.state[0] = OFF
+    given.lives.start(0, 1000.25)
+    given.pass_on()
+    assert given.times[planned:] == [1010.25, 1011.0], "ready, and the next failure"
+    given.pass_on()
+    assert given.replicas.state[0] == DOWN and given.cluster.replicas.straggling[:2].tolist() == [0.0, 0.0]
+
+
+def test_troubles_are_the_same_however_often_somebody_looks() -> None:
+    """A draw for each failure and its repair, and for each spell, in order of time."""
+    given = FailureConfig(mtbf_s=3.0, mttr_s=20.0), StragglerConfig(mean_s=2.0, duration_s=2.0, factor=3.0)
+    often, once = (Troubles(*given, np.random.default_rng(7)) for _ in range(2))
+    factors = [factor for at_s in np.arange(0.0, 100.0, 0.01) if (factor := often.pass_by(float(at_s))) is not None]
+    assert factors[:4] == [3.0, 1.0, 3.0, 1.0] and len(factors) > 20
+    assert once.pass_by(99.99) == factors[-1]
+    assert (once.fails_s, once.repair_s, once.begins_s, once.ends_s) == (
+        often.fails_s, often.repair_s, often.begins_s, often.ends_s
+    )  # fmt: skip
+    draws = np.random.default_rng(7)
+    first = [draws.exponential(mean_s) for mean_s in (3.0, 20.0, 2.0, 2.0)]
+    one = Troubles(*given, np.random.default_rng(7))
+    assert [one.fails_s, one.repair_s, one.begins_s, one.ends_s - one.begins_s] == pytest.approx(first)
+    assert Troubles(FailureConfig(), StragglerConfig(), np.random.default_rng(7)).next_s == np.inf
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,19 @@ def test_own_code_does_not_end_the_process(tmp_path: Path, ends: str) -> None:
         run(scenario(router={"name": name, "file": str(whole)}))
 
 
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("batching", "policy=vllm"), ("router", "name=round_robin"), ("fleet.controller", "name=fixed")],
+)
+@pytest.mark.parametrize("text", ["", "def forgotten(fleet, arrival, state):\n    return 0\n"])
+def test_a_file_that_registers_nothing_is_refused(tmp_path: Path, cli: Any, section: str, name: str, text: str) -> None:
+    """It was loaded, and a built-in one served as if nothing had been given."""
+    own = tmp_path / "nothing.py"
+    own.write_text(text)
+    said = cli("simulate", "--requests", "5", f"--{section}.file", str(own), f"--{section}.{name}", code=2)
+    assert "it registers nothing" in said.output and "nothing.py" in said.output and "@router" in said.output
+
+
 def test_whole_prompts_of_own_policies_are_timed_whatever_their_length(tmp_path: Path) -> None:
     """The how-to's policy places prompts beyond max_batch_tokens: their times are those of a built-in policy."""
     own = tmp_path / "one_by_one.py"

@@ -88,6 +88,19 @@ def test_who_is_in_no_replicas_hands_is_not_asked_to_leave(monkeypatch):
     assert gone.size >= 88 and set(asked) <= set(gone.tolist()) and len(asked) <= 2 * gone.size
 
 
+def test_only_who_is_there_is_looked_at(monkeypatch):
+    """Of 300 requests with seven further tries each, one in fifty milliseconds, all of which give up before their first
+    token at 10 ms: nobody waits but those of 40 ms and the next to come. It looked at all 2,400 every time."""
+    looked = list[int]()
+    deadlines = patience.Patience._deadline_s
+    monkeypatch.setattr(
+        patience.Patience, "_deadline_s", lambda self: looked.append(deadlines(self).size) or deadlines(self)
+    )
+    tries = {"give_up_after_s": 0.002, "retries": 7, "retry_after_s": 0.001}
+    _, q = served(tries, 0.05 * np.arange(300), [10] * 300, [5] * 300)
+    assert len(q) == 2400 and (q.status == ABANDONED).all() and max(looked) <= 12
+
+
 def test_an_overloaded_server_loses_requests():
     """Every policy's queue at three times the rate that it can serve: many give up, nothing is left behind."""
     impatient = {"patience": {"give_up_after_s": 1.5}}

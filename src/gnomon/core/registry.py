@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, UnknownNameError
-from gnomon.core.user_files import load_user_file
+from gnomon.core.user_files import OWN, load_user_file
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -41,6 +41,8 @@ class Registry(Generic[S]):
         if name in self._specs:
             raise GnomonError(f"{self.kind} {name!r} is registered already.", fix="Choose another name.")
         self._specs[name] = spec
+        if name not in self._built_in:
+            OWN.append(name)
 
     def register(self, name: str, **traits: Any) -> Callable[[T], T]:
         """Decorator: make what follows known as `name`, with these fields of the spec."""

@@ -19,6 +19,8 @@ from gnomon.core.errors import ConfigError, GnomonError
 
 MAX_TURNS = 10_000_000
 """Turns of all loops together in one call of a user's function."""
+OWN: list[str] = []
+"""Names that were registered and are not built in."""
 
 
 def load_user_file(path: str | Path) -> None:
@@ -31,6 +33,7 @@ def _load(path: str) -> None:
     if not Path(path).is_file():
         raise ConfigError("no such file.", where=path, fix="Give the path of a Python file that registers your own.")
     # A module that can be found by its name: compiled code from the disk cache looks for it.
+    before = len(OWN)
     module = ModuleType(f"gnomon_own_{Path(path).stem}_{zlib.crc32(path.encode()):08x}")
     module.__file__ = path
     sys.modules[module.__name__] = module
@@ -47,6 +50,12 @@ def _load(path: str) -> None:
             where=f"{path}:{line}" if line else path,
             fix="Run it with python to see more.",
         ) from error
+    if len(OWN) == before:
+        raise ConfigError(
+            "it registers nothing.",
+            where=path,
+            fix='Put a decorator of gnomon.extend above a function: @router("name").',
+        )
 
 
 class _BoundLoops(ast.NodeTransformer):

@@ -1,5 +1,6 @@
 """The lives of replicas: they start cold, drain, die, are repaired, and become slow for a while."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,10 +12,64 @@ from gnomon.serving.autoscaling.evacuation import cut_link, freeze
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import IS_ENDED, Traffic
-from gnomon.serving.scenario.autoscaling import FleetConfig
+from gnomon.serving.scenario.autoscaling import FailureConfig, FleetConfig, StragglerConfig
 
 IN_VAIN = 50
 """Failures of each replica between two looks at whether anything is served at all."""
+MOST_FAILURES = 20_000
+"""Failures with requests at work that may be to come: each takes the simulator some ten milliseconds."""
+
+
+@dataclass
+class Troubles:
+    """Failures and slow spells that come to a place at random, whoever is there: so every controller meets the same.
+    They are drawn in order of time, as far as somebody has looked."""
+
+    failures: FailureConfig
+    stragglers: StragglerConfig
+    random: np.random.Generator
+    fails_s: float = math.inf
+    """When the next failure comes; `repair_s` is how long its repair takes."""
+    repair_s: float | None = None
+    begins_s: float = math.inf
+    """When the next slow spell begins; infinite during one."""
+    ends_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        self._draw_failure(0.0)
+        self._draw_spell(0.0)
+
+    @property
+    def next_s(self) -> float:
+        """When the next thing comes."""
+        return min(self.fails_s, self.begins_s, self.ends_s)
+
+    def pass_by(self, now_s: float) -> float | None:
+        """Let pass what comes until now; returns how many times as long iterations take since, if that has changed."""
+        factor = None
+        while (at_s := self.next_s) <= now_s:
+            if at_s == self.fails_s:
+                self._draw_failure(at_s)
+            elif at_s == self.begins_s:
+                self.begins_s, factor = math.inf, self.stragglers.factor
+            else:
+                self._draw_spell(at_s)
+                factor = 1.0
+        return factor
+
+    def time_to_repair(self) -> float | None:
+        """Of a failure at a given time; None where nothing fails at random, and so nothing is repaired."""
+        return None if self.failures.mtbf_s is None else float(self.random.exponential(self.failures.mttr_s))
+
+    def _draw_failure(self, after_s: float) -> None:
+        if self.failures.mtbf_s is not None:
+            self.fails_s = after_s + float(self.random.exponential(self.failures.mtbf_s))
+            self.repair_s = self.time_to_repair()
+
+    def _draw_spell(self, after_s: float) -> None:
+        if self.stragglers.mean_s is not None:
+            self.begins_s = after_s + float(self.random.exponential(self.stragglers.mean_s))
+            self.ends_s = self.begins_s + float(self.random.exponential(self.stragglers.duration_s))
 
 
 @dataclass
@@ -31,19 +86,20 @@ class Lives:
     has_room: Callable[[int, float], None]
     """Called with a pool and the time when a replica may be missing, or can be started again."""
     failures: int = 0
-    progress: float | None = None
-    """When the last token came, or where tokens are lost how many requests had ended, when that was looked at last."""
+    interruptions: int = 0
+    """Failures of replicas that had requests."""
+    progress: int | None = None
+    """Tokens that there were when that was looked at last; where they are lost, requests that had ended."""
 
     def __post_init__(self) -> None:
         self.link_bytes_s = self.traffic.env.transfers.links.capacity.copy()
-        self.draws = [stream(self.seed, f"fleet, place {i}") for i in range(len(self.replicas.members))]
+        places = [stream(self.seed, f"fleet, place {i}") for i in range(len(self.replicas.members))]
+        self.troubles = [Troubles(self.config.failures, self.config.stragglers, random) for random in places]
         for i, state in enumerate(self.replicas.state):
-            if state != UP:
+            if state == UP:
+                self._watch(i)
+            else:
                 freeze(self.traffic.cluster, self.replicas.members[i].ranks)
-            if self.config.failures.mtbf_s is not None:
-                self._fail_later(i, 0.0)
-            if self.config.stragglers.mean_s is not None:
-                self._falter_later(i, 0.0)
         for one in self.config.events:
             self.agenda.at(one.at_s, self._given(one.what, one.replica, one.factor))
 
@@ -64,6 +120,8 @@ class Lives:
         if self.traffic.has_roles or self.config.migration is not None:
             self.traffic.env.transfers.links.capacity[here] = self.link_bytes_s[here]
         self.replicas.change(now_s, i, UP)
+        self.troubles[i].pass_by(now_s)  # It is new: what came before met nobody.
+        self._watch(i)
 
     def drain(self, i: int, now_s: float) -> None:
         """Let a replica finish what it has and leave; one that is starting leaves at once."""
@@ -95,10 +153,12 @@ class Lives:
             return
         self.agenda.begin_life(i)
         self.failures += 1
+        ranks = self.replicas.members[i].ranks
+        self.interruptions += bool(self.traffic.cluster.replicas.num_outstanding[ranks.start : ranks.stop].any())
         if self.failures % (IN_VAIN * len(self.replicas.members)) == 0:
             self._check_progress(now_s)
-        freeze(self.traffic.cluster, self.replicas.members[i].ranks)
-        cut_link(self.traffic.env, self.replicas.members[i].ranks, now_s)
+        freeze(self.traffic.cluster, ranks)
+        cut_link(self.traffic.env, ranks, now_s)
         self.replicas.change(now_s, i, DOWN)
         if state == UP:
             self.replicas.dead.add(i)
@@ -107,20 +167,23 @@ class Lives:
             self.agenda.at(now_s + failures.detect_s + repair_s, self.agenda.in_life(i, self.repair))
 
     def _check_progress(self, now_s: float) -> None:
-        """Requests wait, and replicas die before any of them gets a token, or before any ends where what it had is
-        lost: so it would go on for ever."""
-        requests, keeps = self.traffic.cluster.requests, self.config.failures.keeps_tokens
+        """Requests wait, and replicas die before they give tokens, or end requests where tokens are lost: so it would
+        go on for ever, or nearly so."""
+        requests, replicas = self.traffic.cluster.requests, self.traffic.cluster.replicas
         ended = IS_ENDED[requests.status]
-        progress = float(np.fmax.reduce(requests.last_token_s, initial=0.0) if keeps else ended.sum())
-        if progress == self.progress and (~ended & (requests.arrival_s <= now_s)).any():
+        if self.config.failures.keeps_tokens:
+            what, done, left = "tokens", int(replicas.num_produced.sum()), int(requests.output_tokens[~ended].sum())
+        else:
+            what, done, left = "requests", int(ended.sum()), int((~ended).sum())
+        to_come = math.inf if done == self.progress else self.interruptions * left / max(done, 1)
+        if to_come > MOST_FAILURES and (~ended & (requests.arrival_s <= now_s)).any():
             raise ConfigError(
-                f"{self.failures:,} failures until {now_s:.0f} s, and "
-                f"{'requests get no tokens' if keeps else 'no request ends'} any more: replicas die before they can "
-                "serve.",
+                f"{self.failures:,} failures until {now_s:.0f} s gave {done:,} {what}, and {left:,} are missing: "
+                "replicas die before they can serve.",
                 where="fleet.failures.mtbf_s",
                 fix="Give longer times between failures.",
             )
-        self.progress = progress
+        self.progress = done
 
     def _noticed(self, i: int, now_s: float) -> None:
         """The death of a replica is noticed: its requests are sent again, and another one starts in its stead."""
@@ -146,8 +209,7 @@ class Lives:
             raise ConfigError(
                 f"there is no replica {i}.", where="fleet.events", fix=f"Use 0 to {len(self.replicas.members) - 1}."
             )
-        failures = self.config.failures
-        repair_s = None if failures.mtbf_s is None else float(self.draws[i].exponential(failures.mttr_s))
+        repair_s = self.troubles[i].time_to_repair()
         acts: dict[str, Callable[[float], None]] = {
             "start": lambda now_s: self.start(i, now_s), "drain": lambda now_s: self.drain(i, now_s),
             "fail": lambda now_s: self.fail(i, now_s, repair_s), "repair": lambda now_s: self.repair(i, now_s),
@@ -155,30 +217,16 @@ class Lives:
         }  # fmt: skip
         return acts[what]
 
-    # Trouble at random. It comes to a place, whoever is there: so every controller meets the same.
+    def _watch(self, i: int) -> None:
+        """Come back at the next trouble of a replica's place, in this life."""
+        if (next_s := self.troubles[i].next_s) < math.inf:
+            self.agenda.at(next_s, self.agenda.in_life(i, self._meet))
 
-    def _fail_later(self, i: int, after_s: float) -> None:
-        failures, random = self.config.failures, self.draws[i]
-        assert failures.mtbf_s is not None
-        at_s = after_s + float(random.exponential(failures.mtbf_s))
-        repair_s = float(random.exponential(failures.mttr_s))
-
-        def happen(now_s: float) -> None:
-            if self.replicas.state[i] in (UP, DRAINING):
-                self.fail(i, now_s, repair_s)
-            self._fail_later(i, now_s)
-
-        self.agenda.at(at_s, happen)
-
-    def _falter_later(self, i: int, after_s: float) -> None:
-        stragglers, random = self.config.stragglers, self.draws[i]
-        assert stragglers.mean_s is not None
-        begin_s = after_s + float(random.exponential(stragglers.mean_s))
-        end_s = begin_s + float(random.exponential(stragglers.duration_s))
-
-        def recover(now_s: float) -> None:
-            self.slow(i, 1.0)
-            self._falter_later(i, now_s)
-
-        self.agenda.at(begin_s, lambda _: self.slow(i, stragglers.factor))
-        self.agenda.at(end_s, recover)
+    def _meet(self, i: int, now_s: float) -> None:
+        one = self.troubles[i]
+        if one.fails_s <= now_s:
+            self.fail(i, now_s, one.repair_s)
+            return
+        if (factor := one.pass_by(now_s)) is not None:
+            self.slow(i, factor)
+        self._watch(i)

@@ -47,7 +47,9 @@ class Replicas:
 
     def of(self, pool: int, *states: int) -> list[int]:
         """The replicas of a pool that are in one of these states."""
-        found: list[int] = np.flatnonzero((self.pool == pool) & np.isin(self.state, states)).tolist()
+        is_one = np.zeros(len(STATES), bool)
+        is_one[list(states)] = True
+        found: list[int] = np.flatnonzero((self.pool == pool) & is_one[self.state]).tolist()
         return found
 
     def taking_requests(self) -> Ints:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.serving.autoscaling.traffic import IS_ENDED
 from gnomon.serving.engine.calendar import BLOCKS_FREED, DEADLINE, REQUEST_ARRIVES, REQUEST_SENT, schedule_all
 from gnomon.serving.engine.context import Environment
 from gnomon.serving.engine.log import Log
-from gnomon.serving.engine.state import ABANDONED, ENDED, IN_FLIGHT, MOVING, NOT_ARRIVED, PARKED, Cluster
+from gnomon.serving.engine.state import ABANDONED, IN_FLIGHT, MOVING, NOT_ARRIVED, PARKED, Cluster
 from gnomon.serving.features.cancel import cancel
 from gnomon.serving.features.front_end import is_before_router
 from gnomon.workload import PatienceConfig, Requests
@@ -46,16 +47,23 @@ class Patience:
     """Requests, without their further tries."""
     left_s: Floats = field(init=False)
     """[record]: when its client gave up; infinite where it has not."""
+    watched: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Records that may still be waited for: those that were sent, and the next one."""
+    num_watched: int = 0
+    """Records before this one have been watched."""
     hanging: set[int] = field(default_factory=set)
     """Given up, and not yet in a replica's hands."""
 
     def __post_init__(self) -> None:
         self.left_s = np.full(self.cluster.requests.size, np.inf)
+        self.sent_s = self.cluster.requests.arrival_s[: self.count].copy()
+        if not (np.isfinite(self.sent_s).all() and (self.sent_s[1:] >= self.sent_s[:-1]).all()):  # Sent by others.
+            self.sent_s[:] = -np.inf
         self._look_again(0.0)
 
     def handle(self, now_s: float) -> None:
         """Let those go whose time is over."""
-        late = np.flatnonzero(self._waits() & (self._deadline_s() <= now_s + 1e-9))
+        late = np.sort(self.watched[self._waits() & (self._deadline_s() <= now_s + 1e-9)])
         self.left_s[late] = now_s
         self.hanging.update(late.tolist())
         for request_id in late.tolist():
@@ -63,6 +71,7 @@ class Patience:
             again = request_id + self.count
             if again < self.cluster.requests.size:
                 self.cluster.requests.arrival_s[again] = sent_s
+                self.watched = np.append(self.watched, again)
                 kind = REQUEST_SENT if is_before_router(self.env.front) else REQUEST_ARRIVES
                 schedule_all(self.env.calendar, kind, np.array([sent_s]), np.array([again]))
         hanging = np.fromiter(self.hanging, np.int64, len(self.hanging))
@@ -72,24 +81,32 @@ class Patience:
             if cancel(self.cluster, request_id, now_s):
                 freed = np.array([request.replica], np.int64)  # Somebody else may have its blocks.
                 schedule_all(self.env.calendar, BLOCKS_FREED, np.array([now_s]), freed)
-            elif not in_flight and request.status not in ENDED:
+            elif not in_flight and not IS_ENDED[request.status]:
                 continue
             self.hanging.discard(request_id)
         self._look_again(now_s)
 
     def _waits(self) -> NDArray[np.bool_]:
-        """[record]: sent or to be sent, not ended, and not given up."""
+        """[watched]: sent or to be sent, and not ended."""
         q = self.cluster.requests
-        return np.isfinite(q.arrival_s) & np.isinf(self.left_s) & ~np.isin(q.status, ENDED)
+        return np.isfinite(q.arrival_s[self.watched]) & ~IS_ENDED[q.status[self.watched]]
 
     def _deadline_s(self) -> Floats:
         q = self.cluster.requests
-        return np.asarray(q.arrival_s - q.front_s + self.config.give_up_after_s)
+        return np.asarray(q.arrival_s[self.watched] - q.front_s[self.watched] + self.config.give_up_after_s)
+
+    def _watch(self, now_s: float) -> None:
+        """Look at those that were sent by now and the next one, no longer at those that have ended or were given up."""
+        is_over = IS_ENDED[self.cluster.requests.status[self.watched]] | np.isfinite(self.left_s[self.watched])
+        sent = min(int(np.searchsorted(self.sent_s, now_s, side="right")) + 1, self.count)
+        self.watched = np.concatenate([self.watched[~is_over], np.arange(self.num_watched, sent)])
+        self.num_watched = max(sent, self.num_watched)
 
     def _look_again(self, now_s: float) -> None:
         """The next deadline; in a closed loop, whoever is sent later has a later one than if it were sent now."""
-        book, waits = self.env.calendar.book[0], self._waits()
-        next_s = float(self._deadline_s()[waits].min(initial=math.inf))
+        self._watch(now_s)
+        book = self.env.calendar.book[0]
+        next_s = float(self._deadline_s()[self._waits()].min(initial=math.inf))
         if book.num_sent < book.end_closed or (math.isinf(next_s) and now_s == 0.0):
             next_s = min(next_s, now_s + self.config.give_up_after_s)
         if self.hanging:
