@@ -153,8 +153,8 @@ def test_a_feature_is_compiled_only_for_runs_that_use_it() -> None:
     assert whole(WithFeatures(np.array([1, 2])), 5) == (8, True)
     assert whole(WithoutFeatures(np.array([1, 2])), 5) == ((0, False) if ENABLED else (8, True))
     if ENABLED:
-        assert len(summed.overloads) == len(is_large.overloads) == 1
-        assert len(summed.left_out.overloads) == 1
+        assert len(summed.dispatcher.overloads) == len(is_large.dispatcher.overloads) == 1
+        assert len(summed.dispatcher.left_out.overloads) == 1
 
 
 class WithFeatures(NamedTuple):

@@ -1,5 +1,6 @@
 """The `gnomon` command: a table of verbs, each imported only when it is called."""
 
+import gc
 import sys
 
 import click
@@ -74,6 +75,7 @@ def gnomon() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake is one paragraph and exit code 2."""
+    gc.set_threshold(100_000)  # Looking for circles after every 700 objects takes a twentieth of a short command.
     try:
         with alive("working"):
             gnomon.main(args=arguments, prog_name="gnomon", standalone_mode=False)

@@ -80,7 +80,7 @@ def _classes(tree: ast.AST, prefix: str = "") -> list[tuple[str, ast.ClassDef]]:
 class Config(BaseModel):
     """Base of every configuration: frozen, unknown keys refused, doc strings under fields as help."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, defer_build=True)
 
     shorthand: ClassVar[str | None] = None
     """The field that a bare string sets: with "name", `router: random` means `router: {name: random}`."""

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property, update_wrapper
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -108,56 +108,59 @@ def jit(function: F) -> F:
         return function
     from gnomon.jit.linked_code import WholeCompiler
 
-    return _cached(_numba().njit(error_model="numpy", pipeline_class=WholeCompiler)(function), function)
+    return _cached(_numba().njit(error_model="numpy", nogil=True, pipeline_class=WholeCompiler)(function), function)
+
+
+class Part:
+    """A function that only compiled code calls, kept on disk with its callers. Called from Python it runs as it is
+    written. Numba hears of it when a caller is compiled: never, where all code comes from the disk."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        update_wrapper(self, function)
+        self.py_func, self._options = function, options
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run it as plain Python."""
+        return self.py_func(*arguments, **named)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Its type in compiled code: Numba asks every value for this."""
+        return self.dispatcher._numba_type_
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """What Numba knows of it."""
+        from gnomon.jit.linked_code import part
+
+        return part(self.py_func, **self._options)
 
 
 def inlined(function: F) -> F:
     """Like `jit`, for a function that compiled code calls: a part of its callers, inlined and kept on disk with them.
     Python runs it as it is written."""
-    return _part(function, is_inlined=True) if ENABLED else function
+    return _part(function, is_inlined=True)
 
 
 def noinline(function: F) -> F:
     """Like `inlined`, for one that is long and not called at every iteration: it stands once in the code, and is
     called."""
-    return _part(function, is_inlined=False) if ENABLED else function
+    return _part(function)
 
 
 def feature(function: F) -> F:
     """Like `noinline`, for one that only some runs need: nothing is compiled of it, and a call does nothing, where it
     is given a bundle whose class says `has_no_features`."""
-    if not ENABLED:
-        return function
-    from gnomon.jit.linked_code import FeatureDispatcher
-
-    dispatcher: Any = _part(function, is_inlined=False)
-    dispatcher.__class__ = FeatureDispatcher
-    names = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
-    made: dict[str, Any] = {}
-    kind = function.__annotations__["return"]
-    exec(f"def left_out({names}): return {_NOTHING[getattr(kind, '__name__', str(kind))]}", made)
-    dispatcher.left_out = _part(made["left_out"], is_inlined=True)
-    return dispatcher
-
-
-_NOTHING = {"None": "None", "bool": "False", "int": "0", "float": "0.0"}
-"""What a feature that is left out answers, by the type that it is written with."""
-
-
-def _part(function: F, is_inlined: bool, error_model: str = "numpy") -> F:
-    from gnomon.jit.linked_code import PartCompiler, PartDispatcher
-
-    dispatcher = _numba().njit(
-        error_model=error_model, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=is_inlined,
-        pipeline_class=PartCompiler,
-    )(function)  # fmt: skip
-    dispatcher.__class__ = PartDispatcher
-    return dispatcher
+    return _part(function, is_feature=True)
 
 
 def own_jit(function: F) -> F:
     """Like `inlined`, for a user's own: where it divides by zero it raises an error, and does not go on with inf."""
     return _part(function, is_inlined=True, error_model="python")
+
+
+def _part(function: F, **options: Any) -> F:
+    return Part(function, **options) if ENABLED else function  # type: ignore[return-value]
 
 
 def macro(function: F) -> F:

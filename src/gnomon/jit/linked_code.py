@@ -6,10 +6,11 @@ code calls (`gnomon.jit.inlined`) are parts, kept as they were written down firs
 calls link all their parts in, each once, and are optimised as a whole.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite.ir.values import ArgumentAttributes
+from numba import njit
 from numba.core import cgutils
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
@@ -127,11 +128,7 @@ class PartCompiler(_Compiler):
 
 
 class PartDispatcher(CPUDispatcher):  # type: ignore[misc]
-    """A part has no machine code that Python could call: called from there, it runs as it is written."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run it as plain Python."""
-        return self.py_func(*arguments, **named)
+    """What Numba knows of a part."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """One variant for all numbers of a type: a constant is no type of its own."""
@@ -155,6 +152,28 @@ class FeatureDispatcher(PartDispatcher):
         bundles = (getattr(kind, "instance_class", None) for kind in kinds)
         is_left_out = any(getattr(one, "has_no_features", False) for one in bundles)
         return self.left_out if is_left_out else super()
+
+
+_NOTHING = {"None": "None", "bool": "False", "int": "0", "float": "0.0"}
+"""What a feature that is left out answers, by the type that it is written with."""
+
+
+def part(
+    function: Callable[..., Any], is_inlined: bool = False, is_feature: bool = False, error_model: str = "numpy"
+) -> Any:
+    """A function for Numba, as a part of its callers."""
+    dispatcher = njit(
+        error_model=error_model, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=is_inlined,
+        pipeline_class=PartCompiler,
+    )(function)  # fmt: skip
+    dispatcher.__class__ = FeatureDispatcher if is_feature else PartDispatcher
+    if is_feature:
+        names = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
+        kind = function.__annotations__["return"]
+        made: dict[str, Any] = {}
+        exec(f"def left_out({names}): return {_NOTHING[getattr(kind, '__name__', str(kind))]}", made)
+        dispatcher.left_out = part(made["left_out"], is_inlined=True)
+    return dispatcher
 
 
 class KeptDispatcher(CPUDispatcher):  # type: ignore[misc]

@@ -102,16 +102,12 @@ def _plain(bundle: Any) -> Any:
     return type(f"Plain{bundle.__name__}", (bundle,), {"has_no_features": True, "__module__": __name__})
 
 
-PlainTransfers, PlainTiers, PlainAdapters, PlainToolCache, PlainEnvironment = map(
-    _plain, (Transfers, Tiers, Adapters, ToolCache, Environment)
-)
+_PLAIN: dict[type, Any] = {one: _plain(one) for one in (Transfers, Tiers, Adapters, ToolCache, Environment)}
+globals().update({made.__name__: made for made in _PLAIN.values()})  # Code on disk looks for them by name.
 
 
 def without_features(env: Environment) -> Environment:
     """What is outside, for a run that uses no feature."""
-    parts = env._replace(
-        transfers=PlainTransfers(*env.transfers), tiers=PlainTiers(*env.tiers),
-        adapters=PlainAdapters(*env.adapters), tool_cache=PlainToolCache(*env.tool_cache),
-    )  # fmt: skip
-    without: Environment = PlainEnvironment(*parts)
+    parts = [_PLAIN[type(part)](*part) if type(part) in _PLAIN else part for part in env]
+    without: Environment = _PLAIN[Environment](*parts)
     return without

@@ -226,9 +226,7 @@ def open_cluster(
         open_adapters(scenario.lora, model, requests, num_replicas),
         open_tool_cache(scenario.tool_cache, requests, cluster),
     )
-    if not (scenario.fleet or scenario.has_roles or scenario.kv_tiers.is_used or scenario.tool_cache.is_used) and not (
-        len(requests.parents) or env.adapters.load_s.size
-    ):
+    if not (scenario.has_features or len(requests.parents) or env.adapters.load_s.size):
         env = without_features(env)
     if (scenario.has_roles or scenario.migrates) and env.adapters.load_s.size:
         raise ConfigError(

@@ -134,6 +134,11 @@ class Scenario(Config):
         """Whether prefill and decode are apart, at least in part."""
         return any(pool.role != "both" for pool in self.pools)
 
+    @property
+    def has_features(self) -> bool:
+        """Whether it asks for one of `gnomon.serving.features` but the front end."""
+        return bool(self.fleet or self.has_roles or self.kv_tiers.is_used or self.tool_cache.is_used)
+
     def all_pools(self) -> list[Pool]:
         """Every pool with all its sections; one where the scenario has equal replicas only."""
         return [
