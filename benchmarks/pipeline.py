@@ -36,16 +36,15 @@ def main() -> None:
 def runs_per_second() -> float:
     """Single-threaded, over the 88 priorities of the study's default configuration."""
     from gnomon.pipeline.study import Study
-    from gnomon.pipeline.sweep_config import priority_grid
-    from gnomon.pipeline.sweeps import Chunk, run_chunk
+    from gnomon.pipeline.sweeps import priority_grid, run_chunk
 
     grid = tuple(priority_grid(0.1))
-    run_chunk(Chunk((Study(),), grid))  # Compiles.
-    chunk = Chunk(tuple(Study(prop_len=length) for length in np.linspace(0.5, 1.5, 40)), grid)
+    run_chunk(grid, [Study()])  # Compiles.
+    studies = [Study(prop_len=length) for length in np.linspace(0.5, 1.5, 40)]
     best = 0.0
     for _ in range(3):
         start = time.process_time()  # Of this core, whoever else uses the machine.
-        totals = run_chunk(chunk)
+        totals = run_chunk(grid, studies)
         best = max(best, totals.size / (time.process_time() - start))
     return best
 
@@ -81,7 +80,7 @@ def sweep_memory(configurations: int) -> float:
     program = (
         "import numpy as np, resource, tempfile\n"
         "from gnomon.pipeline.sweeps import sweep\n"
-        "from gnomon.pipeline.sweep_config import SweepConfig\n"
+        "from gnomon.pipeline.sweeps import SweepConfig\n"
         f"lengths = tuple(np.linspace(0.5, 1.5, {configurations * 10}).round(6).tolist())\n"
         "done = sweep(SweepConfig(prop_len=lengths), jobs=1)\n"
         "with tempfile.TemporaryDirectory() as folder: done.write(folder + '/x.csv')\n"
@@ -92,8 +91,7 @@ def sweep_memory(configurations: int) -> float:
 
 def million() -> None:
     """A million runs over all cores."""
-    from gnomon.pipeline.sweep_config import SweepConfig
-    from gnomon.pipeline.sweeps import sweep
+    from gnomon.pipeline.sweeps import SweepConfig, sweep
 
     settings = SweepConfig(
         prop_len=tuple(np.linspace(0.5, 1.5, 107).round(6).tolist()),

@@ -13,7 +13,7 @@ import pytest
 import gnomon
 from conftest import CommandLine
 from gnomon.cli.pipeline import STEP, run
-from gnomon.pipeline.step_config import StepConfig
+from gnomon.pipeline.step import StepConfig
 
 pytest.importorskip("matplotlib")
 
@@ -80,7 +80,7 @@ def test_the_example_files_run(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "0"], "n must be at least 1"),
+        (["-n", "0"], "n: Input should be greater than 0"),
         (["--sync-freq", "9"], "more than the 8 micro-batches"),
         (["--priority", "fwd=1"], "no transfer 'fwd'"),
         (["--priority", "fwd_prop"], "is not NAME=VALUE"),
@@ -97,7 +97,7 @@ def test_the_example_files_run(cli: CommandLine) -> None:
         (["--schedule", "zb-h2", "--memory-limit", "5"], "more than the limit of 5"),
         (["--schedule", "zb-v", "--memory-limit", "3"], "zb-v needs 4 activations"),
         (["--memory-limit", "3"], "memory_limit needs a schedule"),
-        (["--sync-freq", "0"], "sync_freq must be at least 1"),
+        (["--sync-freq", "0"], "sync_freq: Input should be greater than 0"),
         (["--schedule", "1f1b", "--weight-grad-len", "3"], "longer than the backward"),
     ],
 )
@@ -142,7 +142,7 @@ def test_sweep_writes_where_it_is_told(cli: CommandLine, tmp_path: Path) -> None
         ('{"n": 3, "colour": 1}', "0.1", "tiny.json:1: unknown key 'colour'"),
         ('{"n": 3}', "0.3", "does not divide 1"),
         ('{"n": [2], "sync_freq": [3]}', "0.1", "nothing to run"),
-        ('{"n": 0}', "0.1", "at least 1"),
+        ('{"n": 0}', "0.1", "n: Input should be greater than 0"),
         ('{"n": ', "0.1", "tiny.json"),
     ],
 )

@@ -132,11 +132,11 @@ def test_what_if_a_link_were_faster() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"forward": -1.0}, "forward must be at least 0"),
+        ({"forward": -1.0}, "forward: Input should be greater than or equal to 0"),
         ({"stragglers": {9: 2.0}}, "no rank 9"),
-        ({"stragglers": {0: 0.0}}, "positive factor"),
-        ({"sync_freq": 0}, "sync_freq must be at least 1"),
-        ({"bwd_impact": 2.0}, "between 0 and 1"),
+        ({"stragglers": {0: 0.0}}, "stragglers.0: Input should be greater than 0"),
+        ({"sync_freq": 0}, "sync_freq: Input should be greater than 0"),
+        ({"bwd_impact": 2.0}, "bwd_impact: Input should be less than or equal to 1"),
     ],
 )
 def test_bad_costs(given: dict[str, Any], message: str) -> None:

@@ -102,12 +102,13 @@ def test_ray_is_an_extra() -> None:
 def test_ray() -> None:
     program = (
         "from gnomon.core.parallel import map_ordered\n"
-        "from gnomon.pipeline.sweeps import Chunk, run_chunk\n"
+        "from gnomon.pipeline.sweeps import run_chunk\n"
         "from gnomon.pipeline.study import Study\n"
-        "from gnomon.pipeline.sweep_config import priority_grid\n"
-        "chunks = [Chunk((Study(sync_freq=k),), tuple(priority_grid(0.5))) for k in (1, 2)]\n"
-        "near = [o.unwrap().tolist() for o in map_ordered(run_chunk, chunks, jobs=1)]\n"
-        "far = [o.unwrap().tolist() for o in map_ordered(run_chunk, chunks, ray='local')]\n"
+        "from gnomon.pipeline.sweeps import priority_grid\n"
+        "from functools import partial\n"
+        "run, chunks = partial(run_chunk, priority_grid(0.5)), [[Study(sync_freq=k)] for k in (1, 2)]\n"
+        "near = [o.unwrap().tolist() for o in map_ordered(run, chunks, jobs=1)]\n"
+        "far = [o.unwrap().tolist() for o in map_ordered(run, chunks, ray='local')]\n"
         "print(near == far)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240)

@@ -167,11 +167,11 @@ def test_the_ideal_network_is_never_slower() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"n": 0}, "n must be at least 1"),
-        ({"stages": 0}, "stages must be at least 1"),
-        ({"sync_freq": 0}, "sync_freq must be at least 1"),
-        ({"prop_len": -1.0}, "prop_len must be"),
-        ({"fwd_impact": 1.5}, "fwd_impact must be between 0 and 1"),
+        ({"n": 0}, "n: Input should be greater than 0"),
+        ({"stages": 0}, "stages: Input should be greater than 0"),
+        ({"sync_freq": 0}, "sync_freq: Input should be greater than 0"),
+        ({"prop_len": -1.0}, "prop_len: Input should be greater than or equal to 0"),
+        ({"fwd_impact": 1.5}, "fwd_impact: Input should be less than or equal to 1"),
         ({"fwd_prop": "ab"}, "tier letter"),
         ({"grad_sync": -0.1}, "weight of at least 0"),
     ],

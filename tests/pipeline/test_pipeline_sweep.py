@@ -13,8 +13,7 @@ from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.pipeline import sweeps
 from gnomon.pipeline.study import Study, simulate
-from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
-from gnomon.pipeline.sweeps import COLUMNS, read_csv, sweep
+from gnomon.pipeline.sweeps import COLUMNS, SweepConfig, priority_grid, read_csv, sweep
 from gnomon.verify.pipeline import verify
 
 
@@ -69,16 +68,16 @@ def test_ranges_include_both_ends() -> None:
     ("given", "message"),
     [
         ({"prop_length": 1.0}, "unknown key 'prop_length'.*Did you mean 'prop_len'"),
-        ({"n": 0}, "n must be at least 1"),
+        ({"n": 0}, "n: Input should be greater than 0"),
         ({"n": []}, "n is an empty list"),
         ({"n": [4], "sync_freq": [5, 6]}, "more than n in every combination"),
         ({"prop_len": {"start": 1.0, "stop": 2.0, "step": 0.3}}, "not reached"),
         ({"prop_len": {"start": 2.0, "stop": 1.0, "step": 0.5}}, "stop >= start"),
-        ({"fwd_impact": [0.1, 3.0]}, "fwd_impact must be between 0 and 1"),
-        ({"bwd_len": [1.0, -2.0]}, "bwd_len must be"),
-        ({"sync_freq": {"start": 0, "stop": 2, "step": 1}}, "at least 1"),
+        ({"fwd_impact": [0.1, 3.0]}, "fwd_impact: Input should be less than or equal to 1"),
+        ({"bwd_len": [1.0, -2.0]}, "bwd_len: Input should be greater than or equal to 0"),
+        ({"sync_freq": {"start": 0, "stop": 2, "step": 1}}, "sync_freq: Input should be greater than 0"),
         ({"n": {"start": 1, "stop": 2, "step": 0.5}}, "whole"),
-        ({"stages": 0}, "stages must be at least 1"),
+        ({"stages": 0}, "stages: Input should be greater than 0"),
     ],
 )
 def test_bad_configurations(tmp_path: Path, given: dict[str, Any], message: str) -> None:
@@ -107,9 +106,9 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     ran: list[int] = []
     original = sweeps.run_chunk
 
-    def counted(chunk: sweeps.Chunk) -> Any:
-        ran.append(len(chunk.studies))
-        return original(chunk)
+    def counted(grid: Any, studies: Any) -> Any:
+        ran.append(len(studies))
+        return original(grid, studies)
 
     monkeypatch.setattr(sweeps, "run_chunk", counted)
     told: list[float] = []

@@ -15,8 +15,7 @@ from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute
 from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import activations
-from gnomon.pipeline.step import run_step
-from gnomon.pipeline.step_config import StepConfig
+from gnomon.pipeline.step import StepConfig, run_step
 from gnomon.pipeline.study import Study, simulate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 from recorded_kit import check_recorded

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gnomon.pipeline.memory import Curve as Steps
-from gnomon.pipeline.step import run_step
-from gnomon.pipeline.step_config import StepConfig
+from gnomon.pipeline.step import StepConfig, run_step
 from gnomon.report import look
 from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned, step_figure
 from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.explain import WhatIf
     from gnomon.pipeline.run import Run
-    from gnomon.pipeline.step import StepRecord
-    from gnomon.pipeline.step_config import StepConfig
-    from gnomon.pipeline.sweep_config import SweepConfig
-    from gnomon.pipeline.sweeps import Sweep, SweepTable
+    from gnomon.pipeline.step import StepConfig, StepRecord
+    from gnomon.pipeline.sweeps import Sweep, SweepConfig, SweepTable
     from gnomon.report.blocks import Block
 
 Priority = float | str
@@ -38,8 +36,7 @@ def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, *
 
     A model on GPUs is `gnomon.train`.
     """
-    from gnomon.pipeline.step import run_step
-    from gnomon.pipeline.step_config import StepConfig
+    from gnomon.pipeline.step import StepConfig, run_step
 
     return PipelineStep(run_step(read(StepConfig, given, overrides)))
 
@@ -101,8 +98,7 @@ class PipelineStep(Result):
 
     def priorities(self, grid: float = 0.1) -> SweepTable:
         """The total time of the same step under every priority of a grid."""
-        from gnomon.pipeline.sweep_config import priority_grid
-        from gnomon.pipeline.sweeps import SweepTable, total_times
+        from gnomon.pipeline.sweeps import SweepTable, priority_grid, total_times
         from gnomon.report.pipeline.heat_map import cell_texts
 
         cells = priority_grid(grid)
@@ -137,7 +133,7 @@ def sweep(
     is refused unless `yes`.
     """
     from gnomon.core.sizes import check_duration
-    from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
+    from gnomon.pipeline.sweeps import SweepConfig, priority_grid
     from gnomon.pipeline.sweeps import sweep as run
 
     config = read(SweepConfig, given, overrides)
@@ -247,7 +243,7 @@ def check_priority(name: str, value: Priority) -> None:
 
 def priorities_at(grid: float, at: tuple[str, str]) -> tuple[str, str, str] | None:
     """The priorities of the cell at these places of the heat map's axes."""
-    from gnomon.pipeline.sweep_config import priority_grid
+    from gnomon.pipeline.sweeps import priority_grid
     from gnomon.report.pipeline.heat_map import cell_texts
 
     return next((found for cell in priority_grid(grid) if (found := cell_texts(cell))[:2] == at), None)

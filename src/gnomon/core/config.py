@@ -393,7 +393,7 @@ def _as_written(model: type[BaseModel], location: Path_) -> Path_:
 
 
 def _is_type_name(part: str) -> bool:
-    return part[:1].isupper() or "[" in part or part in {"int", "float", "str", "bool"}
+    return part[:1].isupper() or "[" in part or part.removeprefix("constrained-") in {"int", "float", "str", "bool"}
 
 
 def _place(where: str | None, path: Path_, places: Mapping[Path_, str]) -> str | None:

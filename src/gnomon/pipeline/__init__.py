@@ -17,7 +17,6 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.step import load_schedule
 from gnomon.pipeline.study import Study, simulate
-from gnomon.pipeline.sweep_config import SweepConfig
-from gnomon.pipeline.sweeps import sweep
+from gnomon.pipeline.sweeps import SweepConfig, sweep
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make

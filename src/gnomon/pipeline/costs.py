@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import Config
@@ -11,12 +13,31 @@ from gnomon.core.errors import ConfigError
 from gnomon.timing.fair_share import NO_TIER
 
 TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
-Priority = float | str
-"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
 MAX_LENGTH = 1e12
 """Of a pass or a transfer, in any unit: sums of longer ones cannot tell the others."""
-PerStage = float | tuple[float, ...]
+Length = Annotated[float, Field(ge=0, le=MAX_LENGTH)]
+PerStage = Length | tuple[Length, ...]
 """One number for all stages, or one for each."""
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def check_priority(name: str, value: float | str) -> None:
+    """Refuse what is neither a weight nor the letter of a tier."""
+    if isinstance(value, str):
+        good = len(value) == 1 and "a" <= value <= "z"
+    else:
+        good = 0.0 <= value < np.inf
+    if not good:
+        raise ConfigError(f"{name} must be a weight of at least 0 or a tier letter a-z (given: {value!r}).")
+
+
+def _checked(value: float | str, info: ValidationInfo) -> float | str:
+    check_priority(info.field_name or "priority", value)
+    return value
+
+
+Priority = Annotated[float | str, AfterValidator(_checked)]
+"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
 
 
 class StepCosts(Config):
@@ -34,23 +55,23 @@ class StepCosts(Config):
     """Activations of one micro-batch (or their gradient) leaving a stage over an idle link."""
     send_grad: PerStage | None = None
     """Gradients of activations leaving a stage, where that differs from `send`."""
-    latency: float = 0.0
+    latency: Length = 0.0
     """Added to every transfer between ranks; it keeps no link busy."""
     sync: PerStage = 0.0
     """Synchronising the gradients of one micro-batch on a stage over an idle link; 0 for none."""
-    sync_freq: int | None = None
+    sync_freq: PositiveInt | None = None
     """Synchronise after every this many micro-batches; once, at the end, unless given."""
     gather: PerStage = 0.0
     """Gathering the weights of a stage over an idle link before its first forward; 0 for none."""
-    buckets: int = 1
+    buckets: Annotated[int, Field(ge=1, le=1000)] = 1
     """Pieces in which weights are gathered and gradients synchronised, beside the pass that they belong to."""
     fully_sharded: bool = False
     """Weights are gathered before every pass, at most one piece ahead, instead of before the first forward alone."""
     own_links: bool = False
     """Weights and gradients use links of their own, one piece after the other, and share none with activations."""
-    fwd_impact: float = 0.0
+    fwd_impact: Share = 0.0
     """Share of its rate that a forward loses while grad_sync has the whole link."""
-    bwd_impact: float = 0.0
+    bwd_impact: Share = 0.0
     """Share of its rate that a backward loses while grad_sync has the whole link."""
     fwd_prop: Priority = 1.0
     """Weight of activations on a link, or an exclusive tier."""
@@ -60,46 +81,12 @@ class StepCosts(Config):
     """Weight of gradient synchronisation on a link, or an exclusive tier."""
     contention: bool = True
     """Whether transfers share links; if not, each runs at full rate, whatever else is sent."""
-    stragglers: dict[int, float] = Field(default_factory=dict)
+    stragglers: dict[int, PositiveFloat] = Field(default_factory=dict)
     """Ranks whose passes take this many times as long."""
-    link_speed: dict[str, float] = Field(default_factory=dict)
+    link_speed: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Relative speed of single links, such as `1-2: 0.5` for what rank 1 sends to rank 2."""
-    jitter: float = 0.0
+    jitter: Length = 0.0
     """Spread of a pass's time: the standard deviation of its logarithm, with the mean unchanged."""
-
-    @model_validator(mode="after")
-    def _sensible(self) -> StepCosts:
-        lengths = (
-            "forward",
-            "input_grad",
-            "weight_grad",
-            "send",
-            "sync",
-            "latency",
-            "jitter",
-            "overlapped",
-            "send_grad",
-            "gather",
-        )
-        for name in (name for name in lengths if getattr(self, name) is not None):
-            values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
-            if not ((values >= 0).all() and (values <= MAX_LENGTH).all()):
-                raise ConfigError(
-                    f"{name} must be at least 0 and at most {MAX_LENGTH:g} (given: {getattr(self, name)})."
-                )
-        for name in ("fwd_impact", "bwd_impact"):
-            check_impact(name, getattr(self, name))
-        for name in TRANSFERS:
-            check_priority(name, getattr(self, name))
-        if self.sync_freq is not None and self.sync_freq < 1:
-            raise ConfigError(f"sync_freq must be at least 1 (given: {self.sync_freq}).")
-        if not 1 <= self.buckets <= 1000:
-            raise ConfigError(f"buckets must be from 1 to 1,000 (given: {self.buckets}).")
-        for name in ("stragglers", "link_speed"):
-            for key, factor in getattr(self, name).items():
-                if not 0.0 < factor < np.inf:
-                    raise ConfigError(f"{name} of {key} must be a positive factor (given: {factor}).")
-        return self
 
     def per_stage(self, name: str, num_stages: int) -> Floats:
         """The field `name` as one number per stage."""
@@ -120,19 +107,3 @@ def priorities(*values: Priority) -> tuple[Floats, Ints]:
     weights = np.array([0.0 if isinstance(v, str) else v for v in values], dtype=np.float64)
     tiers = np.array([ord(v) - ord("a") if isinstance(v, str) else NO_TIER for v in values], dtype=np.int64)
     return weights, tiers
-
-
-def check_priority(name: str, value: Priority) -> None:
-    """Refuse what is neither a weight nor the letter of a tier."""
-    if isinstance(value, str):
-        good = len(value) == 1 and "a" <= value <= "z"
-    else:
-        good = 0.0 <= value < np.inf
-    if not good:
-        raise ConfigError(f"{name} must be a weight of at least 0 or a tier letter a-z (given: {value!r}).")
-
-
-def check_impact(name: str, value: float) -> None:
-    """Refuse an impact that is no share."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name} must be between 0 and 1 (given: {value}).")

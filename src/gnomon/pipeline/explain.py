@@ -37,57 +37,47 @@ class RankTime:
 
 def idle_time(run: Run) -> list[RankTime]:
     """Split every rank's time; the run must have been recorded."""
-    return _Explanation(run).ranks()
+    tasks, before = run.trace.tasks, predecessors(run)
+    shares: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+    for task, start, end, share in run.trace.segments:
+        shares[int(task)].append((start, end, share))
+
+    def divide(time: RankTime, task: int, start: float, end: float) -> None:
+        """One gap, by following back the transfers that the pass after it waited for."""
+        while end > start:
+            source = _latest(run, before[task])
+            if source is None or tasks.channel[source] == COMPUTE:
+                time.dependency += end - start
+                return
+            begin = max(start, float(tasks.ready[source]))
+            if tasks.channel[source] == FREE:
+                time.communication += end - begin
+            else:
+                moved = sum(max(min(b, end) - max(a, begin), 0.0) * share for a, b, share in shares[source])
+                time.communication += moved
+                time.contention += end - begin - moved
+            task, end = source, begin
+
+    ranks = []
+    for numbers in run.computes:
+        clock = float(tasks.start[numbers[0]])
+        time = RankTime(warm_up=clock, cool_down=float(run.total_time - tasks.end[numbers[-1]]))
+        for task in numbers:
+            start, end = float(tasks.start[task]), float(tasks.end[task])
+            if start > clock:
+                divide(time, task, clock, start)
+            time.busy += end - start
+            time.slowed += end - start - float(tasks.work[task])
+            clock = end
+        time.slowed = max(time.slowed, 0.0)
+        ranks.append(time)
+    return ranks
 
 
 def total(ranks: list[RankTime]) -> RankTime:
     """All ranks together."""
     rows = [asdict(rank) for rank in ranks]
     return RankTime(**{name: sum(row[name] for row in rows) for name in rows[0]})
-
-
-class _Explanation:
-    def __init__(self, run: Run) -> None:
-        self.run, self.tasks = run, run.trace.tasks
-        self.before = predecessors(run)
-        self.shares: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
-        for task, start, end, share in run.trace.segments:
-            self.shares[int(task)].append((start, end, share))
-
-    def ranks(self) -> list[RankTime]:
-        return [self._rank(numbers) for numbers in self.run.computes]
-
-    def _rank(self, numbers: list[int]) -> RankTime:
-        first, last = numbers[0], numbers[-1]
-        time = RankTime(
-            warm_up=float(self.tasks.start[first]), cool_down=float(self.run.total_time - self.tasks.end[last])
-        )
-        clock = float(self.tasks.start[first])
-        for task in numbers:
-            start, end = float(self.tasks.start[task]), float(self.tasks.end[task])
-            if start > clock:
-                self._gap(time, task, clock, start)
-            time.busy += end - start
-            time.slowed += end - start - float(self.tasks.work[task])
-            clock = end
-        time.slowed = max(time.slowed, 0.0)
-        return time
-
-    def _gap(self, time: RankTime, task: int, start: float, end: float) -> None:
-        """Divide one gap by following back the transfers that the pass after it waited for."""
-        while end > start:
-            source = _latest(self.run, self.before[task])
-            if source is None or self.tasks.channel[source] == COMPUTE:
-                time.dependency += end - start
-                return
-            begin = max(start, float(self.tasks.ready[source]))
-            if self.tasks.channel[source] == FREE:
-                time.communication += end - begin
-            else:
-                moved = sum(max(min(b, end) - max(a, begin), 0.0) * share for a, b, share in self.shares[source])
-                time.communication += moved
-                time.contention += end - begin - moved
-            task, end = source, begin
 
 
 def predecessors(run: Run) -> list[list[int]]:

@@ -1,22 +1,110 @@
-"""One training step from its description: assembled and run."""
+"""One training step: as it is asked for (a schedule, and costs as lengths or per stage), assembled and run."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
 from gnomon.core.arrays import Floats
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline import pytorch_csv
-from gnomon.pipeline.costs import TRANSFERS, StepCosts
+from gnomon.pipeline.costs import TRANSFERS, Length, StepCosts
 from gnomon.pipeline.execution import execute, monte_carlo
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule
-from gnomon.pipeline.step_config import StepConfig
-from gnomon.pipeline.study import simulate, step_costs, study_plan
+from gnomon.pipeline.study import Study, simulate, step_costs, study_plan
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+
+LENGTHS = ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len")
+OF_A_SCHEDULE = (
+    "stragglers", "link_speed", "jitter", "latency", "overlap_len", "weight_grad_len", "memory_limit",
+)  # fmt: skip
+"""Fields that mean something only where a schedule has an order of its own."""
+
+
+class StepConfig(Study):
+    """A training step. Without a schedule and costs it is the communication-priority study: 1F1B whose ranks
+    take whatever is ready. With a schedule the same lengths apply, in its strict order."""
+
+    schedule: str | None = None
+    """A name of `gnomon pipeline schedules`, or a PyTorch CSV file; 1f1b for costs unless given."""
+    costs: StepCosts | None = None
+    """Costs per stage, instead of lengths."""
+    chunks: PositiveInt = 2
+    """Stages per rank, for interleaved."""
+    weight_grad_len: Length | None = None
+    """Part of a backward that can be put off; half unless given."""
+    overlap_len: Length | None = None
+    """A forward and a backward together; their sum unless given."""
+    latency: Length = 0.0
+    """Added to every transfer."""
+    stragglers: dict[int, PositiveFloat] = Field(default_factory=dict)
+    """Ranks whose passes take this many times as long."""
+    link_speed: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Relative speed of single links, such as `1-2: 0.5` for what rank 1 sends to rank 2."""
+    jitter: Length = 0.0
+    """Spread of the passes' times, e.g. 0.05."""
+    draws: PositiveInt = 200
+    """Steps to draw when there is jitter."""
+    seed: NonNegativeInt = 0
+    """Of the jitter."""
+    memory_limit: float | None = None
+    """Activations a rank may hold, in micro-batches."""
+    what_if: PositiveFloat | None = None
+    """Also say what each link would bring if it were so many times as fast."""
+
+    @property
+    def is_study(self) -> bool:
+        """Whether ranks take whatever is ready, instead of following a schedule."""
+        return self.schedule is None and self.costs is None
+
+    def is_given(self, name: str) -> bool:
+        """Whether a field was set, be it to its default."""
+        return name in self.model_fields_set
+
+    def check(self) -> StepConfig:
+        """Refuse what makes no sense, and fields that would have no effect, rather than ignore them."""
+        if self.is_study:
+            for name in OF_A_SCHEDULE:
+                if getattr(self, name):
+                    raise ConfigError(f"{name} needs a schedule.", fix="Add the schedule 1f1b, for example.")
+            self._refuse("the study", ("chunks", "draws"))
+            return self._checked_lengths()
+        if self.schedule is not None and self.schedule in SCHEDULES and not SCHEDULES[self.schedule].takes_chunks:
+            self._refuse(f"the schedule {self.schedule}", ("chunks",))
+        if not self.jitter and not (self.costs and self.costs.jitter):
+            self._refuse("passes without jitter", ("draws",))
+        if self.is_given("dispatch") and self.dispatch == "greedy":
+            raise ConfigError(
+                "greedy dispatch is the study's: a schedule has an order of its own.", fix="Leave out the schedule."
+            )
+        if self.costs is not None:
+            self._refuse("costs per stage", (*LENGTHS, "weight_grad_len", "sync_freq"))
+        if self.is_from_file:
+            self._refuse("a schedule from a file", ("n", "stages", "chunks"))
+        return self if self.costs else self._checked_lengths()
+
+    @property
+    def is_from_file(self) -> bool:
+        """Whether the schedule is a CSV file, which says its size itself."""
+        return (self.schedule or "").lower().endswith(".csv")
+
+    def _checked_lengths(self) -> StepConfig:
+        if self.sync_freq > self.n:  # Possible, but nobody's wish.
+            what = f"sync_freq {self.sync_freq} is more than the {self.n} micro-batches."
+            raise ConfigError(what, fix="Choose sync_freq between 1 and n.")
+        return self
+
+    def _refuse(self, reason: str, names: tuple[str, ...]) -> None:
+        for name in names:
+            if self.is_given(name) and getattr(self, name) is not None:
+                raise ConfigError(f"{name} has no effect with {reason}.", fix="Leave it out.")
 
 
 def load_schedule(name: str, plan: Plan) -> Schedule:

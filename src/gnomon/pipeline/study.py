@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import PositiveInt, model_validator
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
-from gnomon.pipeline.costs import MAX_LENGTH, TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
+from gnomon.pipeline.costs import TRANSFERS, Length, Priority, Share, StepCosts, priorities
 from gnomon.pipeline.execution import StepGraph, step_graph
 from gnomon.pipeline.fluid import TaskGraph
 from gnomon.pipeline.graph import Label
@@ -25,25 +25,25 @@ KINDS = ("forward", "backward", *TRANSFERS)
 class Study(Config):
     """One run of the study."""
 
-    n: int = 8
+    n: PositiveInt = 8
     """Micro-batches."""
-    stages: int = 4
+    stages: PositiveInt = 4
     """Pipeline stages, one GPU each."""
-    fwd_len: float = 1.0
+    fwd_len: Length = 1.0
     """Time of a forward pass of one micro-batch through one stage."""
-    bwd_len: float = 2.0
+    bwd_len: Length = 2.0
     """Time of a backward pass."""
-    prop_len: float = 1.0
+    prop_len: Length = 1.0
     """Time to send activations, or their gradients, over an idle link."""
-    grad_prop_len: float | None = None
+    grad_prop_len: Length | None = None
     """Time to send gradients of activations, where it differs from `prop_len`."""
-    sync_base_len: float = 2.0
+    sync_base_len: Length = 2.0
     """Time to synchronise one micro-batch's gradients over an idle link."""
-    fwd_impact: float = 0.2
+    fwd_impact: Share = 0.2
     """Share of its rate that a forward loses while grad_sync has the whole link."""
-    bwd_impact: float = 0.2
+    bwd_impact: Share = 0.2
     """Share of its rate that a backward loses while grad_sync has the whole link."""
-    sync_freq: int = 1
+    sync_freq: PositiveInt = 1
     """Synchronise gradients after every this many micro-batches; what is left over, at the end."""
     fwd_prop: Priority = 0.5
     """Weight of activations on the link, or an exclusive tier."""
@@ -58,17 +58,7 @@ class Study(Config):
 
     @model_validator(mode="after")
     def _sensible(self) -> Study:
-        for name in ("n", "stages", "sync_freq"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1 (given: {getattr(self, name)}).")
         check_passes(self.stages, self.n)
-        for name in ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len"):
-            if getattr(self, name) is not None and not 0.0 <= getattr(self, name) <= MAX_LENGTH:
-                raise ConfigError(f"{name} must be a length from 0 to {MAX_LENGTH:g} (given: {getattr(self, name)}).")
-        for name in ("fwd_impact", "bwd_impact"):
-            check_impact(name, getattr(self, name))
-        for name in TRANSFERS:
-            check_priority(name, getattr(self, name))
         return self
 
 

@@ -1,25 +1,178 @@
 """Sweeps of the communication-priority study: compiled, over all cores, resumable, in bounded memory."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from gnomon.core.arrays import Floats
-from gnomon.core.errors import DataError
+from gnomon.core.config import Config, build
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.files import written_whole
 from gnomon.core.parallel import default_jobs, map_ordered
 from gnomon.core.text import read_text
 from gnomon.pipeline import fluid
-from gnomon.pipeline.costs import priorities
+from gnomon.pipeline.costs import Priority, priorities
 from gnomon.pipeline.fluid import TaskGraph
 from gnomon.pipeline.study import Study, study_graph
-from gnomon.pipeline.sweep_config import KEYS, Priorities, SweepConfig, priority_grid
+
+KEYS = ("n", "sync_freq", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact")
+"""The swept parameters, in the order of the CSV's columns."""
+
+
+MAX_VALUES = 100_000
+"""Of one range, and of the grid of priorities."""
+MAX_CONFIGURATIONS = 10_000_000
+SECONDS_PER_PASS = 4e-6
+"""Of a run, for each micro-batch on each stage; measured on one core."""
+
+
+class Range(Config):
+    """start, start + step, ..., stop; both ends included."""
+
+    start: float
+    """The first value."""
+    stop: float
+    """The last value."""
+    step: float
+    """The distance between two."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Range:
+        if not (self.step > 0 and self.stop >= self.start):
+            raise ConfigError("a range needs step > 0 and stop >= start.")
+        steps = (self.stop - self.start) / self.step
+        if steps + 1 > MAX_VALUES:
+            count = f"{steps + 1:,.0f}" if steps < 1e15 else f"{steps:.3g}"
+            raise ConfigError(f"a range of {count} values; at most {MAX_VALUES:,}.", fix="Use a larger step.")
+        if abs(steps - round(steps)) > 1e-6:
+            raise ConfigError(
+                f"stop {self.stop:g} is not reached from {self.start:g} in steps of {self.step:g}.",
+                fix="Both ends belong to a range: choose a step that divides it.",
+            )
+        return self
+
+    def values(self) -> list[float]:
+        """Every value, free of rounding noise."""
+        count = round((self.stop - self.start) / self.step)
+        return [round(self.start + k * self.step, 10) for k in range(count + 1)]
+
+
+Numbers = float | tuple[float, ...] | Range
+Integers = int | tuple[int, ...] | Range
+
+
+class SweepConfig(Config):
+    """Every key is one value, a list, or {start, stop, step}; the sweep takes all combinations."""
+
+    n: Integers = 8
+    """Micro-batches."""
+    sync_freq: Integers = 1
+    """Synchronise gradients after every this many micro-batches; combinations beyond n are left out."""
+    fwd_len: Numbers = 1.0
+    """Time of a forward."""
+    bwd_len: Numbers = 2.0
+    """Time of a backward."""
+    prop_len: Numbers = 1.0
+    """Time to send activations, or their gradients, over an idle link."""
+    sync_base_len: Numbers = 2.0
+    """Time to synchronise one micro-batch's gradients over an idle link."""
+    fwd_impact: Numbers = 0.2
+    """Share of its rate that a forward loses while grad_sync has the whole link."""
+    bwd_impact: Numbers = 0.2
+    """Share of its rate that a backward loses while grad_sync has the whole link."""
+    stages: int = 4
+    """Pipeline stages, one GPU each; the same for the whole sweep."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> SweepConfig:
+        for name, values in self._axes.items():
+            if not values:
+                raise ConfigError(f"{name} is an empty list.")
+            is_whole = name in ("n", "sync_freq")
+            if is_whole and any(value != int(value) for value in values):
+                raise ConfigError(f"{name} must be whole numbers (given: {values}).")
+            for value in values:  # Every value alone: a mistake is found before the sweep has begun.
+                build(Study, {"n": max(int(value), 1), name: int(value)} if is_whole else {name: value})
+        build(Study, {"stages": self.stages})
+        if self.num_configurations > MAX_CONFIGURATIONS:
+            raise ConfigError(
+                f"{self.num_configurations:,} configurations; at most {MAX_CONFIGURATIONS:,}.",
+                fix="Give fewer values, or larger steps.",
+            )
+        if self.num_configurations == 0:
+            raise ConfigError(
+                "there is nothing to run: sync_freq is more than n in every combination.",
+                fix="Choose a sync_freq of at most n.",
+            )
+        return self
+
+    @property
+    def _axes(self) -> dict[str, list[float]]:
+        """The values of every key."""
+        given = {name: getattr(self, name) for name in KEYS}
+        return {
+            name: one.values() if isinstance(one, Range) else list(one) if isinstance(one, tuple) else [one]
+            for name, one in given.items()
+        }
+
+    @property
+    def num_configurations(self) -> int:
+        """How many configurations there are."""
+        n, sync_freq, *others = self._axes.values()
+        return sum(b <= a for a, b in itertools.product(n, sync_freq)) * math.prod(map(len, others))
+
+    @property
+    def seconds_each(self) -> float:
+        """About how long one run takes."""
+        return SECONDS_PER_PASS * max(self._axes["n"]) * self.stages
+
+    def studies(self) -> list[Study]:
+        """Every configuration, the last key changing fastest; those with sync_freq > n are left out."""
+        rows = (dict(zip(KEYS, values, strict=True)) for values in itertools.product(*self._axes.values()))
+        return [
+            Study(**row | {"n": int(row["n"]), "sync_freq": int(row["sync_freq"]), "stages": self.stages})
+            for row in rows
+            if row["sync_freq"] <= row["n"]
+        ]
+
+
+class Priorities(NamedTuple):
+    """One cell of a heat map: weights, or 'a' for the exclusive tier."""
+
+    fwd_prop: Priority
+    grad_prop: Priority
+    grad_sync: Priority
+
+
+def priority_grid(step: float) -> list[Priorities]:
+    """All shared; fwd_prop exclusive; grad_prop exclusive; the other weights in steps that sum to 1."""
+    count = round(1.0 / step) if step > 1 / MAX_VALUES else 0
+    if count < 1 or abs(count * step - 1.0) > 1e-9:
+        raise ConfigError(f"a priority step of {step:g} does not divide 1.", fix="Use 0.1, 0.2, 0.25 or 0.5, say.")
+    if count**2 > MAX_VALUES:
+        raise ConfigError(
+            f"a priority step of {step:g} makes more than {MAX_VALUES:,} priorities.", fix="Use 0.01, say."
+        )
+    weight = [round(k / count, 10) for k in range(count + 1)]
+    shared = [
+        Priorities(weight[f], weight[g], weight[count - f - g]) for f in range(count + 1) for g in range(count + 1 - f)
+    ]
+    forward_first = [Priorities("a", weight[g], weight[count - g]) for g in range(count + 1)]
+    gradient_first = [Priorities(weight[f], "a", weight[count - f]) for f in range(count + 1)]
+    return shared + forward_first + gradient_first
+
 
 COLUMNS = (*KEYS, "p_fwd_prop", "p_grad_prop", "p_grad_sync", "total_time")
 RUNS_PER_CHUNK = 20_000
@@ -27,17 +180,9 @@ RUNS_PER_CHUNK = 20_000
 DECIMALS = 4
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A run of configurations that one worker takes."""
-
-    studies: tuple[Study, ...]
-    grid: tuple[Priorities, ...]
-
-
-def run_chunk(chunk: Chunk) -> Floats:
+def run_chunk(grid: Sequence[Priorities], studies: Sequence[Study]) -> Floats:
     """The total time of every configuration (rows) under every priority (columns)."""
-    return np.array([total_times(study_graph(study)[0], study.stages, chunk.grid) for study in chunk.studies])
+    return np.array([total_times(study_graph(study)[0], study.stages, grid) for study in studies])
 
 
 def total_times(graph: TaskGraph, num_ranks: int, grid: Sequence[Priorities]) -> Floats:
@@ -85,29 +230,22 @@ def sweep(
     In `workspace` finished chunks are kept until the sweep is done, so that the same sweep goes on where it was
     stopped. `progress` is told the number of runs that each chunk adds.
     """
-    grid = priority_grid(step)
-    studies = config.studies()
+    grid, studies = priority_grid(step), config.studies()
     size = max(RUNS_PER_CHUNK // len(grid), 1)
-    chunks = [Chunk(tuple(studies[at : at + size]), tuple(grid)) for at in range(0, len(studies), size)]
+    chunks = [studies[at : at + size] for at in range(0, len(studies), size)]
     kept = _Kept(Path(workspace) if workspace else None, config, step, size)
-    totals = np.empty((len(studies), len(grid)))
-    missing = []
-    for number, chunk in enumerate(chunks):
-        before = kept.load(number, (len(chunk.studies), len(grid)))
-        if before is None:
-            missing.append(number)
-        else:
-            totals[number * size : number * size + len(chunk.studies)] = before
-            progress(before.size)
+    done = {number: kept.load(number, (len(chunk), len(grid))) for number, chunk in enumerate(chunks)}
+    missing = [number for number, totals in done.items() if totals is None]
+    if before := sum(totals.size for totals in done.values() if totals is not None):
+        progress(before)
     jobs = min(jobs or default_jobs(), max(len(missing), 1))
-    outcomes = map_ordered(run_chunk, (chunks[number] for number in missing), jobs=jobs, ray=ray)
+    outcomes = map_ordered(partial(run_chunk, grid), (chunks[number] for number in missing), jobs=jobs, ray=ray)
     for number, outcome in zip(missing, outcomes, strict=True):
-        values = outcome.unwrap()
-        kept.save(number, values)
-        totals[number * size : number * size + len(values)] = values
-        progress(values.size)
+        done[number] = totals = outcome.unwrap()
+        kept.save(number, totals)
+        progress(totals.size)
     kept.forget()
-    return Sweep(studies, grid, totals)
+    return Sweep(studies, grid, np.concatenate([totals for totals in done.values() if totals is not None]))
 
 
 class _Kept:

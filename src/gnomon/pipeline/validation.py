@@ -1,10 +1,11 @@
 """Is a schedule one training step, and can it run? A deadlock is named by its cycle."""
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from gnomon.core.errors import DataError
-from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
+from gnomon.pipeline.schedule import Schedule, provides, upstream
 
 Node = tuple[int, int]
 """(rank, position in its list)."""
@@ -20,14 +21,15 @@ def validate(schedule: Schedule, *, where: str | None = None, memory_limit: floa
     _check_transfers(schedule, where)
     if memory_limit is not None:
         _check_memory(schedule, where, memory_limit)
-    cycle = find_cycle(schedule)
-    if cycle:
-        steps = " -> ".join(f"{schedule.ranks[rank][at]} (rank {rank})" for rank, at in cycle)
+    try:
+        TopologicalSorter(predecessors(schedule)).prepare()
+    except CycleError as error:
+        steps = " -> ".join(f"{schedule.ranks[rank][at]} (rank {rank})" for rank, at in error.args[1])
         raise DataError(
             f"the schedule deadlocks: {steps}, where each waits for the one before it.",
             where=where,
             fix="Move one of these actions within its rank so that the circle opens.",
-        )
+        ) from None
 
 
 def _check_complete(schedule: Schedule, where: str) -> None:
@@ -103,49 +105,13 @@ def _check_memory(schedule: Schedule, where: str, limit: float) -> None:
 
 def predecessors(schedule: Schedule) -> dict[Node, list[Node]]:
     """For every action that computes: the one before it on its rank, and those whose results it needs."""
-    home: dict[tuple[str, int, int], Node] = {}
-    order: dict[int, list[Node]] = {}
-    for rank, actions in enumerate(schedule.ranks):
-        order[rank] = [(rank, at) for at, action in enumerate(actions) if action.computes]
-        for node in order[rank]:
-            home.update((provides(part), node) for part in _action(schedule, node).computes)
-    before: dict[Node, list[Node]] = {node: [] for nodes in order.values() for node in nodes}
-    for nodes in order.values():
-        for earlier, later in pairwise(nodes):
+    actions = {(rank, at): one for rank, row in enumerate(schedule.ranks) for at, one in enumerate(row) if one.computes}
+    home = {provides(part): node for node, action in actions.items() for part in action.computes}
+    before = {
+        node: [home[need] for part in action.computes for need in upstream(part, schedule.num_stages)]
+        for node, action in actions.items()
+    }
+    for earlier, later in pairwise(actions):
+        if earlier[0] == later[0]:
             before[later].append(earlier)
-    for node, needs in before.items():
-        for part in _action(schedule, node).computes:
-            needs.extend(home[need] for need in upstream(part, schedule.num_stages))
     return before
-
-
-def find_cycle(schedule: Schedule) -> list[Node] | None:
-    """Actions that wait for each other in a circle, the first repeated at the end; None when there is none."""
-    before = predecessors(schedule)
-    waiting = {node: len(needs) for node, needs in before.items()}
-    after: dict[Node, list[Node]] = {node: [] for node in before}
-    for node, needs in before.items():
-        for need in needs:
-            after[need].append(node)
-    free = deque(node for node, count in waiting.items() if count == 0)
-    while free:
-        node = free.popleft()
-        del waiting[node]
-        for later in after[node]:
-            waiting[later] -= 1
-            if waiting[later] == 0:
-                free.append(later)
-    if not waiting:
-        return None
-    # Every stuck action waits for a stuck one: walking back must come round.
-    path: dict[Node, None] = {}
-    node = next(iter(waiting))
-    while node not in path:
-        path[node] = None
-        node = next(need for need in before[node] if need in waiting)
-    circle = list(path)[list(path).index(node) :]
-    return [node, *reversed(circle)]
-
-
-def _action(schedule: Schedule, node: Node) -> Action:
-    return schedule.ranks[node[0]][node[1]]

@@ -14,7 +14,7 @@ from gnomon.pipeline.execution import execute, step_graph
 from gnomon.pipeline.run import run_graph
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.study import Study, simulate
-from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
+from gnomon.pipeline.sweeps import SweepConfig, priority_grid
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 from gnomon.report.blocks import Block, Line, Table

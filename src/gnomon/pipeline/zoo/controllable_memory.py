@@ -41,7 +41,7 @@ class _Slots:
     def __init__(self, ranks: int, microbatches: int, offsets: Offsets) -> None:
         self.ranks, self.m = ranks, microbatches
         self.at: Ints = np.array(
-            [[_row(offsets(ranks, r)[leg], microbatches) for leg in range(4)] for r in range(ranks)]
+            [[offset + PERIOD * np.arange(microbatches) for offset in offsets(ranks, r)] for r in range(ranks)]
         )
         """[rank, leg, micro-batch] -> slot."""
         self.weights: list[list[int]] = [self._free_for_weights(rank) for rank in range(ranks)]
@@ -129,10 +129,6 @@ class _Slots:
             if kind[leg] == "I":
                 put_off.append(Action("W", stage[leg], i))
         return tuple(order)
-
-
-def _row(offset: int, microbatches: int) -> list[int]:
-    return [offset + PERIOD * i for i in range(microbatches)]
 
 
 def _make(name: str, plan: Plan, offsets: Offsets) -> Schedule:

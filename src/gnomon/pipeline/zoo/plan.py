@@ -82,10 +82,9 @@ class ScheduleSpec:
 
 
 _IN = {
-    "classic": ("1f1b", "1f1b-a2a", "gpipe", "interleaved"),
+    "classic": ("1f1b", "1f1b-a2a", "gpipe", "interleaved", "zb-h1", "zb-h2"),
     "controllable_memory": ("v-half", "v-min"),
     "dualpipe": ("dualpipe", "dualpipe-v"),
-    "zero_bubble": ("zb-h1", "zb-h2"),
     "zero_bubble_auto": ("zb-1p", "zb-2p", "zb-auto"),
     "zero_bubble_v": ("zb-v",),
 }

@@ -11,8 +11,7 @@ import polars as pl
 from gnomon.pipeline.explain import WhatIf, critical_path, idle_time, total
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
-from gnomon.pipeline.sweep_config import KEYS
-from gnomon.pipeline.sweeps import Sweep
+from gnomon.pipeline.sweeps import KEYS, Sweep
 from gnomon.report.blocks import Block, Line, Plot, Section, Table, lines, split_table
 from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards
 from gnomon.report.pipeline.timeline import WORDS
