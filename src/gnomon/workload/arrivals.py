@@ -112,6 +112,12 @@ class ClosedLoop(Process):
     think: Literal["fixed", "exponential"] = "fixed"
     """How the pause varies around its mean."""
 
+    def pauses(self, num_requests: int, seed: int) -> Floats:
+        """Before every request."""
+        if self.think == "exponential":
+            return stream(seed, "think time").exponential(self.think_s, num_requests)
+        return np.full(num_requests, self.think_s)
+
 
 class Recorded(Process):
     """Arrivals as recorded in the workload's trace."""
@@ -131,12 +137,25 @@ DIURNAL_STEPS = 1440
 
 def unit_shape(arrivals: OpenLoop, num_requests: int, seed: int) -> ArrivalShape:
     """`num_requests` arrivals at a mean rate of one per second."""
-    if isinstance(arrivals, FixedInterval):
-        return ArrivalShape(np.arange(num_requests, dtype=np.float64), 1.0)
-    gaps = _gaps(arrivals, num_requests, seed)
+    random, profile = stream(seed, "arrivals"), None
+    match arrivals:
+        case FixedInterval():
+            return ArrivalShape(np.arange(num_requests, dtype=np.float64), 1.0)
+        case Piecewise():
+            profile = Profile(*np.array(arrivals.pieces, dtype=np.float64).T)
+        case Diurnal():
+            step_s = arrivals.period_s / DIURNAL_STEPS
+            middles_s = (np.arange(DIURNAL_STEPS) + 0.5) * step_s
+            swing = (arrivals.peak_to_trough - 1) / (arrivals.peak_to_trough + 1)
+            factors = 1 + swing * np.cos(2 * np.pi * (middles_s - arrivals.peak_s) / arrivals.period_s)
+            profile = Profile(np.full(DIURNAL_STEPS, step_s), factors)
+    if isinstance(arrivals, Gamma) or (isinstance(arrivals, Diurnal) and arrivals.cv != 1.0):
+        gaps = random.gamma(arrivals.cv**-2, 1 / arrivals.cv**-2, num_requests)
+    else:
+        gaps = random.standard_exponential(num_requests)
     if isinstance(arrivals, Poisson) and arrivals.even:
         gaps = gaps * (num_requests / gaps.sum())
-    return ArrivalShape(np.cumsum(gaps), 1.0, _profile(arrivals))
+    return ArrivalShape(np.cumsum(gaps), 1.0, profile)
 
 
 def stage_times(arrivals: Stages, seed: int) -> Floats:
@@ -147,31 +166,3 @@ def stage_times(arrivals: Stages, seed: int) -> Floats:
         times.append(begins_s + np.cumsum(gaps) * (seconds / gaps.sum()))
         begins_s += seconds
     return np.concatenate(times)
-
-
-def think_times(arrivals: ClosedLoop, num_requests: int, seed: int) -> Floats:
-    """The pause before every request of a closed loop."""
-    if arrivals.think == "exponential":
-        return stream(seed, "think time").exponential(arrivals.think_s, num_requests)
-    return np.full(num_requests, arrivals.think_s)
-
-
-def _gaps(arrivals: OpenLoop, num_requests: int, seed: int) -> Floats:
-    random = stream(seed, "arrivals")
-    if isinstance(arrivals, Gamma) or (isinstance(arrivals, Diurnal) and arrivals.cv != 1.0):
-        shape = arrivals.cv**-2
-        return random.gamma(shape, 1 / shape, num_requests)
-    return random.standard_exponential(num_requests)
-
-
-def _profile(arrivals: OpenLoop) -> Profile | None:
-    if isinstance(arrivals, Piecewise):
-        durations, factors = np.array(arrivals.pieces, dtype=np.float64).T
-        return Profile(durations, factors)
-    if isinstance(arrivals, Diurnal):
-        step_s = arrivals.period_s / DIURNAL_STEPS
-        middles_s = (np.arange(DIURNAL_STEPS) + 0.5) * step_s
-        swing = (arrivals.peak_to_trough - 1) / (arrivals.peak_to_trough + 1)
-        factors = 1 + swing * np.cos(2 * np.pi * (middles_s - arrivals.peak_s) / arrivals.period_s)
-        return Profile(np.full(DIURNAL_STEPS, step_s), factors)
-    return None

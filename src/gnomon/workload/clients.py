@@ -73,28 +73,37 @@ class ClientConfig(Config):
 
     def spelled_out(self) -> dict[str, Any]:
         """This traffic as the plain keys of a workload."""
-        client = CLIENTS[self.name]
-        users = self.concurrency
+        client, users = CLIENTS[self.name], self.concurrency
         chosen = {
             key: getattr(client, key) if getattr(self, key) is None else getattr(self, key)
             for key in ("prompt", "output", "shortest", "longest")
         }
-        if chosen["shortest"] > chosen["longest"]:
-            raise ConfigError(
-                f"shortest ({chosen['shortest']:g}) exceeds longest ({chosen['longest']:g}).", where="workload.client"
-            )
-        ranges = {side: _range(chosen[side], chosen["shortest"], chosen["longest"]) for side in ("prompt", "output")}
+        shortest, longest = chosen["shortest"], chosen["longest"]
+        if shortest > longest:
+            raise ConfigError(f"shortest ({shortest:g}) exceeds longest ({longest:g}).", where="workload.client")
         if users and self.rate:
             raise ConfigError("a client keeps so many in flight or sends at a rate.", where="workload.client.rate",
                               fix="Give concurrency or rate.")  # fmt: skip
-        workload: dict[str, Any] = {
-            **_sending(client, users, self.rate),
-            "lengths": {"distribution": "uniform", **ranges},
-            "num_requests": _num_requests(client, self.name, users),
+        if client.requests_per_user and not users:
+            raise ConfigError(
+                f"{self.name} sends {client.requests_per_user} requests for each one in flight.",
+                where="workload.client.concurrency",
+                fix="Say how many are in flight.",
+            )
+        ranges = {  # As the clients round: down below the nominal length, up above it.
+            side: [max(1, math.floor(chosen[side] * shortest)), max(1, math.ceil(chosen[side] * longest))]
+            for side in ("prompt", "output")
         }
-        if users and client.warmup_per_user:
-            workload["warmup_requests"] = client.warmup_per_user * users
-        return workload
+        num_requests = max((client.requests_per_user or 0) * (users or 0), client.num_requests or 1)
+        workload = {"lengths": {"distribution": "uniform", **ranges}, "num_requests": num_requests}
+        if self.rate:
+            even = {"process": "poisson", "even": True}
+            arrivals = even if client.at_rate == "even" else client.at_rate or "poisson"
+            return workload | {"arrivals": arrivals, "rate": self.rate}
+        if not users:
+            return workload | {"arrivals": {"process": "batch"}}
+        warmup = {"warmup_requests": client.warmup_per_user * users} if client.warmup_per_user else {}
+        return workload | {"arrivals": {"process": "closed_loop", "concurrency": users}} | warmup
 
 
 def clients() -> dict[str, Client]:
@@ -104,41 +113,9 @@ def clients() -> dict[str, Client]:
 
 def client_sampling(given: Any) -> dict[str, Any] | None:
     """What a client, as a scenario names it, asks of the sampler; None where it says nothing, or is not known."""
-    name = (
-        given
-        if isinstance(given, str)
-        else given.get("name")
-        if isinstance(given, dict)
-        else getattr(given, "name", None)
-    )
+    name = given.get("name") if isinstance(given, dict) else getattr(given, "name", given)
     asked = CLIENTS[name].sampling if name in CLIENTS.names else None
     return asked.model_dump(exclude_none=True) if asked else None
-
-
-def _sending(client: Client, users: int | None, rate: float | None) -> dict[str, Any]:
-    """Arrivals, and their rate where there is one."""
-    if rate:
-        even = {"process": "poisson", "even": True}
-        return {"arrivals": even if client.at_rate == "even" else client.at_rate or "poisson", "rate": rate}
-    return {"arrivals": {"process": "closed_loop", "concurrency": users} if users else {"process": "batch"}}
-
-
-def _range(nominal: int, shortest: float, longest: float) -> list[int]:
-    """Least and most tokens, as the clients round them: down below the nominal length, up above it."""
-    return [max(1, math.floor(nominal * shortest)), max(1, math.ceil(nominal * longest))]
-
-
-def _num_requests(client: Client, name: str, users: int | None) -> int:
-    if client.requests_per_user is None:
-        assert client.num_requests is not None
-        return client.num_requests
-    if users is None:
-        raise ConfigError(
-            f"{name} sends {client.requests_per_user} requests for each one in flight.",
-            where="workload.client.concurrency",
-            fix="Say how many are in flight.",
-        )
-    return max(client.requests_per_user * users, client.num_requests or 1)
 
 
 MAX_REQUESTS = 2_000_000

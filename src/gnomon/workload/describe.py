@@ -16,7 +16,7 @@ MOST_BLOCKS = 200_000
 def describe(requests: Requests) -> dict[str, Any]:
     """Counts, rates, percentiles and notes, ready for JSON; rates are None where the server decides arrivals."""
     prompt, output = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
-    summary: dict[str, Any] = {
+    return {
         "num_requests": len(requests), "num_rejected": requests.num_rejected, "prompt_tokens": prompt,
         "output_tokens": output, "prompt_to_output": prompt / max(output, 1),
         "concurrency": requests.concurrency or None, **_rates(requests, prompt, output),
@@ -25,7 +25,6 @@ def describe(requests: Requests) -> dict[str, Any]:
         **_turns(requests), "percentiles": percentile_rows(requests),
         "notes": list(requests.notes),
     }  # fmt: skip
-    return summary
 
 
 def percentile_rows(requests: Requests) -> list[dict[str, Any]]:
@@ -122,9 +121,7 @@ def hits_by_cache_size(requests: Requests) -> list[dict[str, float]]:
 def _reuse_distances(requests: Requests) -> tuple[NDArray[np.int64], int]:
     """Of every block of a prompt that was there before: how many others were used since (the stack distance). Of many
     blocks a sample is looked at, chosen by their hashes; the second number says how many each stands for."""
-    hashes, counts = requests.prefix_hashes, np.diff(requests.prefix_offsets)
-    position = np.arange(len(hashes)) - np.repeat(requests.prefix_offsets[:-1], counts)
-    of_prompt = position < np.repeat(-(-requests.prompt_tokens // requests.prefix_block_tokens), counts)
+    hashes, of_prompt = requests.prefix_hashes, _of_prompt(requests)
     each = -(-len(hashes) // MOST_BLOCKS)
     chosen = (hashes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) % np.uint64(each) == 0
     hashes, of_prompt = hashes[chosen], of_prompt[chosen]
@@ -167,11 +164,16 @@ def _counted(before: NDArray[np.int64], wanted: NDArray[np.bool_]) -> NDArray[np
 def _reusable_prefix_share(requests: Requests) -> float:
     """Share of prompt tokens whose block an earlier request had, in its prompt or its answer: the hits of an endless
     prefix cache."""
-    hashes, counts = requests.prefix_hashes, np.diff(requests.prefix_offsets)
-    if not len(hashes):
+    if not len(requests.prefix_hashes):
         return 0.0
-    position = np.arange(len(hashes)) - np.repeat(requests.prefix_offsets[:-1], counts)
-    of_prompt = position < np.repeat(-(-requests.prompt_tokens // requests.prefix_block_tokens), counts)
-    of_prompt[np.unique(hashes, return_index=True)[1]] = False  # First seen here.
+    of_prompt = _of_prompt(requests)
+    of_prompt[np.unique(requests.prefix_hashes, return_index=True)[1]] = False  # First seen here.
     repeated = int(np.count_nonzero(of_prompt))
     return min(1.0, repeated * requests.prefix_block_tokens / int(requests.prompt_tokens.sum()))
+
+
+def _of_prompt(requests: Requests) -> NDArray[np.bool_]:
+    """Of every hashed block, whether it is of the prompt (else of the answer)."""
+    counts = np.diff(requests.prefix_offsets)
+    position = np.arange(len(requests.prefix_hashes)) - np.repeat(requests.prefix_offsets[:-1], counts)
+    return position < np.repeat(-(-requests.prompt_tokens // requests.prefix_block_tokens), counts)

@@ -164,7 +164,8 @@ def calls_with_messages(table: Table) -> Table:
     for line, one in _lines(table):
         where = f"{table.path}:{line}"
         name = str(one.get("session_id"))
-        text = _spoken(one.get("input", one.get("messages")), where)
+        said = _messages(one.get("input", one.get("messages")), where)
+        text = "".join(_message(some, where)[1] for some in said)
         start_s = _number({"session_timestamp": 0.0, **one}, "session_timestamp", where)
         output = int(_number({"output_length": one.get("output_tokens"), **one}, "output_length", where))
         before = last.get(name)
@@ -207,10 +208,6 @@ def hashed(text: str) -> list[int]:
         running.update(text[end - size : end].encode("utf-8", "surrogatepass"))
         found.append(int.from_bytes(running.digest(), "big") >> 1)
     return found
-
-
-def _spoken(messages: Any, where: str) -> str:
-    return "".join(_message(one, where)[1] for one in _messages(messages, where))
 
 
 def _messages(messages: Any, where: str) -> list[Any]:

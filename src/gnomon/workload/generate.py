@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
@@ -92,10 +93,8 @@ def _count(config: WorkloadConfig, trace: Requests | None) -> int:
 
 def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
     match lengths:
-        case length.Fixed() | length.Uniform() | length.Zipf() | length.Lognormal() | length.Normal():
-            return length.drawn_lengths(lengths, count, seed)
-        case length.Mixture():
-            return length.mixture_lengths(lengths, count, seed)
+        case length.Drawable():
+            return lengths.draw(count, seed)
         case length.Empirical():
             recorded = read_requests(lengths.file, lengths.format)
             chosen = stream(seed, "prompt lengths").integers(0, len(recorded), count)
@@ -103,7 +102,7 @@ def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, 
         case length.FromPreset():
             assert config.preset is not None
             return preset_lengths(preset(config.preset), count, seed)
-        case length.Recorded():
+        case _:
             raise AssertionError("a trace's lengths are not drawn")
 
 
@@ -145,39 +144,35 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests |
             return requests
         case arrival.Stages():
             requests = replace(requests, arrival_s=arrival.stage_times(arrivals, seed))
-            return requests if config.classes or config.priority_shares else _with_stages(requests, arrivals)
+            if config.classes or config.priority_shares:
+                return requests
+            stage = np.repeat(np.arange(len(arrivals.stages), dtype=np.int8), arrivals.sizes)
+            classes = tuple(UserClass(name) for name in arrivals.names)  # So that figures are given for each.
+            return replace(requests, user_class=stage, classes=classes)
         case arrival.ClosedLoop():
             return replace(
                 requests,
                 arrival_s=first_wave(count, arrivals.concurrency, requests.num_warmup),
                 concurrency=arrivals.concurrency,
-                think_s=arrival.think_times(arrivals, count, seed),
+                think_s=arrivals.pauses(count, seed),
             )
         case arrival.Recorded():
             assert trace is not None and config.trace is not None
             return _with_recorded_arrivals(requests, trace, config.rate, config.trace.file)
         case _:
             assert config.rate is not None
+            shape = arrival.unit_shape(arrivals, requests.num_starts, seed)
             if len(requests.parents):
-                return _with_starts(requests, config, arrivals, seed)
-            shape = arrival.unit_shape(arrivals, count, seed)
+                times_s = shape.at(config.rate * requests.num_starts / len(requests))
+                return _with_starts(requests, times_s, config.rate)
             return replace(requests, arrival_s=shape.at(config.rate), rate=config.rate, shape=shape)
 
 
-def _with_stages(requests: Requests, arrivals: arrival.Stages) -> Requests:
-    """Every stage a class of users, so that figures are given for each."""
-    stage = np.repeat(np.arange(len(arrivals.stages), dtype=np.int8), arrivals.sizes)
-    return replace(requests, user_class=stage, classes=tuple(UserClass(name, 0) for name in arrivals.names))
-
-
-def _with_starts(requests: Requests, config: WorkloadConfig, arrivals: arrival.OpenLoop, seed: int) -> Requests:
-    """Sessions start by themselves, at a rate that makes the calls' rate come out; all other calls are sent later."""
-    assert config.rate is not None
-    starts = requests.num_starts
-    shape = arrival.unit_shape(arrivals, starts, seed)
+def _with_starts(requests: Requests, times_s: Floats, rate: float | None) -> Requests:
+    """Sessions start by themselves at these times; all other calls are sent later."""
     arrival_s = np.full(len(requests), np.inf)
-    arrival_s[:starts] = shape.at(config.rate * starts / len(requests))
-    return replace(requests, arrival_s=arrival_s, rate=config.rate)
+    arrival_s[: len(times_s)] = times_s
+    return replace(requests, arrival_s=arrival_s, rate=rate)
 
 
 def _with_recorded_arrivals(requests: Requests, trace: Requests, rate: float | None, file: str) -> Requests:
@@ -188,31 +183,22 @@ def _with_recorded_arrivals(requests: Requests, trace: Requests, rate: float | N
             fix="Choose a process, such as --workload.arrivals.process poisson, or draw from the file with "
             "--workload.lengths.distribution empirical.",
         )
-    if len(requests.parents):
-        return _with_recorded_starts(requests, trace, rate)
-    # Calls of a trace stand behind those that wait for none; where lengths are drawn, all of them are by themselves.
-    times_s = np.sort(trace.arrival_s)[: len(requests)]
+    if len(requests.parents):  # Sessions start as recorded, or so much faster that calls come at the rate.
+        times_s = trace.arrival_s[: requests.num_starts]
+    else:  # Calls of a trace stand behind those that wait for none; where lengths are drawn, all are by themselves.
+        times_s = np.sort(trace.arrival_s)[: len(requests)]
     span_s = float(times_s[-1] - times_s[0])
+    if span_s == 0 and rate is not None:
+        raise ConfigError("all requests of the trace arrive at once: there is no rate to change.")
+    if len(requests.parents):
+        recorded = len(requests) / span_s if span_s > 0 else None
+        faster = 1.0 if rate is None or recorded is None else recorded / rate
+        return _with_starts(requests, times_s * faster, rate or recorded)
     if span_s == 0:
-        if rate is not None:
-            raise ConfigError("all requests of the trace arrive at once: there is no rate to change.")
         return replace(requests, arrival_s=times_s)
     shape = ArrivalShape(times_s, (len(times_s) - 1) / span_s)
     rate = shape.rate if rate is None else rate
     return replace(requests, arrival_s=shape.at(rate), rate=rate, shape=shape)
-
-
-def _with_recorded_starts(requests: Requests, trace: Requests, rate: float | None) -> Requests:
-    """Sessions start as recorded, or so much faster that calls come at the rate; all other calls are sent later."""
-    starts = requests.num_starts
-    times_s = trace.arrival_s[:starts]
-    span_s = float(times_s[-1] - times_s[0])
-    arrival_s = np.full(len(requests), np.inf)
-    recorded = len(requests) / span_s if span_s > 0 else None
-    if rate is not None and recorded is None:
-        raise ConfigError("all sessions of the trace start at once: there is no rate to change.")
-    arrival_s[:starts] = times_s if rate is None or recorded is None else times_s * (recorded / rate)
-    return replace(requests, arrival_s=arrival_s, rate=rate or recorded)
 
 
 def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requests:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
@@ -13,8 +14,17 @@ from gnomon.core.sizes import Tokens as Length
 from gnomon.core.streams import stream
 from gnomon.workload.requests import Tokens
 
-Range = tuple[Length, Length]
-Bell = tuple[PositiveFloat, Annotated[float, Field(ge=0)], Length, Length]
+
+def _ordered(given: Any) -> Any:
+    """Bounds are the last two of what is given."""
+    low, high = given[-2:]
+    if low > high:
+        raise ValueError(f"the range [{low}, {high}] is empty")
+    return given
+
+
+Range = Annotated[tuple[Length, Length], AfterValidator(_ordered)]
+Bell = Annotated[tuple[PositiveFloat, NonNegativeFloat, Length, Length], AfterValidator(_ordered)]
 Correlation = Annotated[float, Field(ge=-1, le=1)]
 
 # The standard normal's 90th percentile.
@@ -30,7 +40,15 @@ class Distribution(Config):
     shorthand: ClassVar[str] = "distribution"
 
 
-class Fixed(Distribution):
+class Drawable(Distribution):
+    """Lengths that need no data."""
+
+    @abstractmethod
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """Prompt and output tokens of every request."""
+
+
+class Fixed(Drawable):
     """Every request alike."""
 
     distribution: Literal["fixed"] = "fixed"
@@ -40,8 +58,12 @@ class Fixed(Distribution):
     output: Length
     """Output tokens."""
 
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """All alike."""
+        return np.full(num_requests, self.prompt, np.int32), np.full(num_requests, self.output, np.int32)
 
-class Uniform(Distribution):
+
+class Uniform(Drawable):
     """Uniform between two bounds (both included): prompt and output each, or their total split by a ratio."""
 
     distribution: Literal["uniform"] = "uniform"
@@ -61,13 +83,21 @@ class Uniform(Distribution):
         given = [v for v in (self.prompt, self.output, self.total, self.prompt_to_output) if v is not None]
         if each == split or len(given) != 2:
             raise ValueError("give either prompt and output, or total and prompt_to_output")
-        for low, high in (r for r in (self.prompt, self.output, self.total) if r is not None):
-            if low > high:
-                raise ValueError(f"the range [{low}, {high}] is empty")
         return self
 
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """Prompts and outputs each, or totals that the ratio splits."""
+        random = stream(seed, "prompt lengths")
+        if self.total is not None and self.prompt_to_output is not None:
+            return split(random.integers(*self.total, num_requests, endpoint=True), self.prompt_to_output)
+        assert self.prompt is not None
+        assert self.output is not None
+        prompt = random.integers(*self.prompt, num_requests, endpoint=True)
+        output = stream(seed, "output lengths").integers(*self.output, num_requests, endpoint=True)
+        return tokens(prompt), tokens(output)
 
-class Zipf(Distribution):
+
+class Zipf(Drawable):
     """Zipf-distributed totals (rank r of the range has probability r^-theta), split by a ratio."""
 
     distribution: Literal["zipf"] = "zipf"
@@ -80,14 +110,22 @@ class Zipf(Distribution):
 
     @model_validator(mode="after")
     def _some_range(self) -> Zipf:
-        if self.total[0] > self.total[1]:
-            raise ValueError(f"the range [{self.total[0]}, {self.total[1]}] is empty")
         if self.total[1] - self.total[0] > MAX_RANKS:
             raise ValueError(f"the range may hold at most {MAX_RANKS:,} totals: each has a probability of its own")
         return self
 
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """By cumulated probabilities."""
+        low, high = self.total
+        values = np.arange(low, high + 1)
+        if self.scramble:
+            values = stream(seed, "zipf order").permutation(values)
+        cumulated = np.cumsum(np.arange(1, len(values) + 1, dtype=np.float64) ** -self.theta)
+        draws = stream(seed, "prompt lengths").random(num_requests) * cumulated[-1]
+        return split(values[np.searchsorted(cumulated, draws, side="right")], self.prompt_to_output)
 
-class Lognormal(Distribution):
+
+class Lognormal(Drawable):
     """Log-normal prompts and outputs, given by what people know of their traffic: median and 90th percentile."""
 
     distribution: Literal["lognormal"] = "lognormal"
@@ -108,8 +146,16 @@ class Lognormal(Distribution):
             raise ValueError("the 90th percentile cannot be below the median")
         return self
 
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """By normal scores."""
+        prompt, output = normal_scores(num_requests, seed, self.rank_correlation)
+        return (
+            tokens(self.prompt_median * (self.prompt_p90 / self.prompt_median) ** (prompt / Z90)),
+            tokens(self.output_median * (self.output_p90 / self.output_median) ** (output / Z90)),
+        )
 
-class Normal(Distribution):
+
+class Normal(Drawable):
     """Normal prompts and outputs, cut at bounds: what guidellm and inference-perf draw."""
 
     distribution: Literal["normal"] = "normal"
@@ -118,12 +164,11 @@ class Normal(Distribution):
     output: Bell
     """Output tokens: mean, standard deviation, least, most."""
 
-    @model_validator(mode="after")
-    def _some_range(self) -> Normal:
-        for _, _, low, high in (self.prompt, self.output):
-            if low > high:
-                raise ValueError(f"the range [{low}, {high}] is empty")
-        return self
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """By normal scores, cut."""
+        scores = zip((self.prompt, self.output), normal_scores(num_requests, seed, 0.0), strict=True)
+        prompt, output = (tokens(np.clip(mean + std * z, low, high)) for (mean, std, low, high), z in scores)
+        return prompt, output
 
 
 class Empirical(Distribution):
@@ -160,12 +205,22 @@ class Part(Config):
     """How long these are."""
 
 
-class Mixture(Distribution):
+class Mixture(Drawable):
     """Several kinds of requests side by side, such as chat with a tenth of long documents."""
 
     distribution: Literal["mixture"] = "mixture"
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
     """Kinds of request, each with its share and its lengths."""
+
+    def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+        """Every request from one of the parts, chosen by their shares."""
+        cumulated = np.cumsum([part.share for part in self.parts])
+        draws = stream(seed, "mixture").random(num_requests) * cumulated[-1]
+        chosen = np.searchsorted(cumulated, draws, side="right")
+        pairs = [part.lengths.draw(num_requests, seed) for part in self.parts]
+        prompts, outputs = (np.stack(side) for side in zip(*pairs, strict=True))
+        each = np.arange(num_requests)
+        return prompts[chosen, each], outputs[chosen, each]
 
 
 Lengths = Annotated[
@@ -174,73 +229,11 @@ Lengths = Annotated[
 ]
 
 
-def drawn_lengths(
-    config: Fixed | Uniform | Zipf | Lognormal | Normal, num_requests: int, seed: int
-) -> tuple[Tokens, Tokens]:
-    """Draw pairs of one distribution."""
-    match config:
-        case Fixed():
-            return np.full(num_requests, config.prompt, np.int32), np.full(num_requests, config.output, np.int32)
-        case Uniform():
-            return uniform_lengths(config, num_requests, seed)
-        case Zipf():
-            return zipf_lengths(config, num_requests, seed)
-        case Lognormal():
-            return lognormal_lengths(config, num_requests, seed)
-        case Normal():
-            scores = zip((config.prompt, config.output), normal_scores(num_requests, seed, 0.0), strict=True)
-            prompt, output = (tokens(np.clip(mean + std * z, low, high)) for (mean, std, low, high), z in scores)
-            return prompt, output
-
-
-def mixture_lengths(config: Mixture, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-    """Draw every request from one of the parts, chosen by their shares."""
-    cumulated = np.cumsum([part.share for part in config.parts])
-    draws = stream(seed, "mixture").random(num_requests) * cumulated[-1]
-    chosen = np.searchsorted(cumulated, draws, side="right")
-    pairs = [drawn_lengths(part.lengths, num_requests, seed) for part in config.parts]
-    prompts, outputs = (np.stack(side) for side in zip(*pairs, strict=True))
-    each = np.arange(num_requests)
-    return prompts[chosen, each], outputs[chosen, each]
-
-
 def normal_scores(num_requests: int, seed: int, correlation: float) -> tuple[Floats, Floats]:
     """Standard normal scores for prompts and outputs, each of its own stream, with the given correlation."""
     prompt = stream(seed, "prompt lengths").standard_normal(num_requests)
     own = stream(seed, "output lengths").standard_normal(num_requests)
     return prompt, correlation * prompt + np.sqrt(1 - correlation**2) * own
-
-
-def lognormal_lengths(config: Lognormal, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-    """Draw log-normal pairs."""
-    prompt, output = normal_scores(num_requests, seed, config.rank_correlation)
-    return (
-        tokens(config.prompt_median * (config.prompt_p90 / config.prompt_median) ** (prompt / Z90)),
-        tokens(config.output_median * (config.output_p90 / config.output_median) ** (output / Z90)),
-    )
-
-
-def uniform_lengths(config: Uniform, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-    """Draw uniform pairs, or uniform totals split by the ratio."""
-    random = stream(seed, "prompt lengths")
-    if config.total is not None and config.prompt_to_output is not None:
-        return split(random.integers(*config.total, num_requests, endpoint=True), config.prompt_to_output)
-    assert config.prompt is not None
-    assert config.output is not None
-    prompt = random.integers(*config.prompt, num_requests, endpoint=True)
-    output = stream(seed, "output lengths").integers(*config.output, num_requests, endpoint=True)
-    return tokens(prompt), tokens(output)
-
-
-def zipf_lengths(config: Zipf, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-    """Draw Zipf totals by their cumulated probabilities, and split them."""
-    low, high = config.total
-    values = np.arange(low, high + 1)
-    if config.scramble:
-        values = stream(seed, "zipf order").permutation(values)
-    cumulated = np.cumsum(np.arange(1, len(values) + 1, dtype=np.float64) ** -config.theta)
-    draws = stream(seed, "prompt lengths").random(num_requests) * cumulated[-1]
-    return split(values[np.searchsorted(cumulated, draws, side="right")], config.prompt_to_output)
 
 
 def split(total: np.ndarray, prompt_to_output: float) -> tuple[Tokens, Tokens]:

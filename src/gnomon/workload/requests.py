@@ -151,17 +151,15 @@ class Requests:
                 fix="Use fewer calls or shorter lengths, or set workload.over_long to truncate.",
             )
         columns = ("prompt_tokens", "output_tokens", "session", "priority", "user_class", "adapter", "think_s")
+        released = self.arrival_s[index] if len(self.arrival_s) else self.arrival_s
+        num_warmup = int(np.count_nonzero(index < self.num_warmup))
+        if self.concurrency:  # Those that are left start anew.
+            released = first_wave(len(index), self.concurrency, num_warmup)
         return replace(
             self, **{name: values[index] for name in columns if len(values := getattr(self, name))},
-            arrival_s=self._released(index), prefix_offsets=offsets, prefix_hashes=hashes, parent_offsets=first,
-            parents=parents, num_warmup=int(np.count_nonzero(index < self.num_warmup)), shape=shape,
+            arrival_s=released, prefix_offsets=offsets, prefix_hashes=hashes, parent_offsets=first,
+            parents=parents, num_warmup=num_warmup, shape=shape,
         )  # fmt: skip
-
-    def _released(self, index: NDArray[np.int64]) -> Floats:
-        """Arrivals of the chosen; a closed loop starts with the first `concurrency` of those that are left."""
-        if not self.concurrency:
-            return self.arrival_s[index] if len(self.arrival_s) else self.arrival_s
-        return first_wave(len(index), self.concurrency, int(np.count_nonzero(index < self.num_warmup)))
 
 
 def with_classes(requests: Requests) -> Requests:

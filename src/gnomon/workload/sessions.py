@@ -130,18 +130,13 @@ def with_agents(requests: Requests, config: AgentsConfig, seed: int) -> Requests
     count = len(requests) // per_session
     call, session = np.divmod(np.arange(len(requests)), count)
     agent = np.where(call < config.calls, 0, 1 + (call - config.calls) // config.sub_calls)
-    conversation = agent * count + session
-    said = requests.total_tokens.astype(np.int64)
-    prompt = tokens(config.shared_prefix_tokens + sum_before(conversation, said) + requests.prompt_tokens)
     shared = SessionsConfig(shared_prefix_tokens=config.shared_prefix_tokens, block_tokens=config.block_tokens)
-    offsets, hashes = hash_blocks(conversation, tokens(prompt.astype(np.int64) + requests.output_tokens), shared)
     first, parents = _parents(config, count)
     note = f"{len(requests):,} calls: {count:,} whole sessions of {per_session}."
     pause_s = stream(seed, "tools").exponential(1.0, len(requests)) * config.tool_s
     return replace(
-        requests, prompt_tokens=prompt, session=session.astype(np.int32), prefix_offsets=offsets, prefix_hashes=hashes,
-        prefix_block_tokens=config.block_tokens, think_s=np.where(call == 0, 0.0, pause_s), parent_offsets=first,
-        parents=parents, notes=(*requests.notes, note),
+        in_conversations(requests, agent * count + session, shared), session=session.astype(np.int32),
+        think_s=np.where(call == 0, 0.0, pause_s), parent_offsets=first, parents=parents, notes=(*requests.notes, note),
     )  # fmt: skip
 
 

@@ -92,9 +92,7 @@ def export_as(requests: Requests, format: str, path: Path) -> Path:
     if path.suffix == ".jsonl":
         text = "".join(json.dumps(row) + "\n" for row in rows)
     elif path.suffix == ".csv" and known.reader is None:
-        cells = [
-            [" ".join(map(str, one)) if isinstance(one, list) else str(one) for one in row.values()] for row in rows
-        ]
+        cells = [[_cell(value) for value in row.values()] for row in rows]
         text = "".join(",".join(row) + "\n" for row in [list(rows[0]), *cells])
     else:
         fix = "End it in .jsonl." if known.reader is not None else "End it in .csv or .jsonl."
@@ -109,7 +107,8 @@ def export_as(requests: Requests, format: str, path: Path) -> Path:
 
 def _differences(one: Requests, other: Requests, unit_s: float) -> list[str]:
     """What was lost on the way; names and times go by the first of them."""
-    lost = [name for name in ("prompt_tokens", "output_tokens", "priority") if _differ(one, other, name)]
+    same = ("prompt_tokens", "output_tokens", "priority")
+    lost = [name for name in same if not np.array_equal(getattr(one, name), getattr(other, name))]
     starts = [some.arrival_s[: some.num_starts] for some in (one, other)]
     if len(starts[0]) != len(starts[1]) or not np.allclose(np.diff(starts[0]), np.diff(starts[1]), 0.0, 1.01 * unit_s):
         lost.append("arrivals")
@@ -130,10 +129,6 @@ def _differences(one: Requests, other: Requests, unit_s: float) -> list[str]:
 
 def _cell(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _differ(one: Requests, other: Requests, name: str) -> bool:
-    return not np.array_equal(getattr(one, name), getattr(other, name))
 
 
 def _numbered(values: Any) -> list[int]:
