@@ -268,7 +268,7 @@ def test_a_group_prefills_its_prompt_once_per_instance() -> None:
         rollouts.submit(np.arange(6), np.zeros(6, np.int64), 0.0)
         rollouts.advance(math.inf)
         assert rollouts.num_finished == 6
-        computed.append(rollouts.tokens_computed)
+        computed.append(int(rollouts._replicas["tokens_computed"].sum()))
     assert computed[0] - computed[1] in (3 * 48, 4 * 48), "two run at once: the second of a pair may miss the first"
 
 

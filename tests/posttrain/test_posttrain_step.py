@@ -97,7 +97,7 @@ def test_moved_sequences_finish_with_all_their_tokens(migration: str) -> None:
     assert np.isfinite(rollouts.finished_s).all()
     assert (rollouts.finished_s[moved] > stop + 1.0).all()
     again = (prompt[moved] + generated - 1).sum() if migration == "reprefill" else 0
-    assert rollouts.tokens_computed == (prompt + response - 1).sum() + again
+    assert int(rollouts._replicas["tokens_computed"].sum()) == (prompt + response - 1).sum() + again
     assert rollouts.num_preemptions == 0
 
 

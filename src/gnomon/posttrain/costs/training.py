@@ -50,10 +50,6 @@ class PassGrid:
         """Each of these sequences as a micro-batch of its own."""
         return _mixed(self.tokens, self.base + self.attention, tokens, forwards, trainings, again)
 
-    def flops_of(self, tokens: Ints) -> float:
-        """Model FLOPs of training on these sequences."""
-        return float(np.interp(tokens, self.tokens, self.flops).sum())
-
 
 def _mixed(at: Floats, rows: Floats, tokens: Floats | Ints, forwards: int, trainings: int, again: float) -> Floats:
     """Trainings are a forward, the share `again` of a second one, and a backward pass."""
@@ -131,7 +127,7 @@ class Costs:
     def train_flops(self, tokens: Ints) -> float:
         """Model FLOPs of training on these sequences, without recomputation."""
         times = 2 if self.config.algorithm.critic else 1
-        return times * self._train.flops_of(tokens)
+        return times * float(np.interp(tokens, self._train.tokens, self._train.flops).sum())
 
     @property
     def peak_flops(self) -> float:
@@ -189,15 +185,9 @@ class Costs:
         return [items[rank].ravel() for rank in ranks]
 
     def _passes_s(
-        self,
-        part: TrainingConfig,
-        grid: PassGrid,
-        tokens: Ints,
-        forwards: int,
-        trainings: int,
-        again: float = 0.0,
+        self, part: TrainingConfig, grid: PassGrid, tokens: Ints, forwards: int, trainings: int, again: float = 0.0,
         room: int | None = None,
-    ) -> float:
+    ) -> float:  # fmt: skip
         """Micro-batches one after another through the stages of one copy, with the pipeline's fill and drain."""
         if not tokens.size:
             return 0.0
@@ -258,17 +248,19 @@ def num_packed(tokens: Ints, room: int) -> int:
     return int((left < room).sum())
 
 
+_SAME = (
+    "tensor_parallel", "pipeline_parallel", "context_parallel", "shard_gpus", "precision", "framework", "release",
+    "compile",
+)  # fmt: skip
+"""Settings that are called alike in `gnomon train step`."""
+
+
 def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompute: float = 0.0) -> TrainConfig:
     """A layout as `gnomon train step` knows it. Its micro-batch is the longest sequence, or what is packed of a rank's
     share of a mini-batch."""
     longest, a = config.lengths.max_prompt + config.lengths.max_response, config.algorithm
-    share = (
-        a.num_sequences
-        / a.n_minibatches
-        * part.num_gpus
-        / num_gpus
-        * (config.lengths.mean + config.lengths.prompt_mean)
-    )
+    each = config.lengths.mean + config.lengths.prompt_mean
+    share = a.num_sequences / a.n_minibatches * part.num_gpus / num_gpus * each
     tokens = max(longest, min(part.max_tokens or 0, round(share)))
     unit = 2 * part.context_parallel
     is_sharded = part.framework == "fsdp"
@@ -281,19 +273,12 @@ def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompu
         gpus=num_gpus,
         sequence=-(-tokens // unit) * unit,
         packed_length=-(-longest // unit) * unit,
-        tensor_parallel=part.tensor_parallel,
-        pipeline_parallel=part.pipeline_parallel,
-        context_parallel=part.context_parallel,
+        **{name: getattr(part, name) for name in _SAME},
         context_exchange="all_to_all" if is_sharded else "ring",
         expert_parallel=experts,
         sharding="parameters" if is_sharded else "optimizer",
-        shard_gpus=part.shard_gpus,
-        precision=part.precision,
         recompute="full" if recompute else "none",
         recompute_layers=round(recompute * layers / part.pipeline_parallel) if 0 < recompute < 1 else None,
-        framework=part.framework,
-        release=part.release,
-        compile=part.compile,
         cuda_graphs=False,
         launching=part.efficiency,  # All is divided by it, but launching takes what it takes.
         attention_kernel="fa2" if is_sharded else "newest",

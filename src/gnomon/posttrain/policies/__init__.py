@@ -72,7 +72,7 @@ _IN = {
     "colocated": "static",
     "disaggregated": "static",
     "elastic": "elastic",
-    "utilization": "utilization",
+    "utilization": "payback",
     "payback": "payback",
     "switching": "switching",
     "tail_batching": "leftover",

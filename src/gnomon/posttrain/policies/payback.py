@@ -1,10 +1,11 @@
-"""Change only if it pays: the transition costs at most a share of what the larger actor saves."""
+"""Policies that do at boundaries what the elastic rules would, if it pays: by its cost, or by the use of the engines."""
 
+import math
 from abc import abstractmethod
 
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, PositiveInt
 
-from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies import Policy, Share, scheduling_policy
 from gnomon.posttrain.policies.elastic import end_of_step, grown_actor, releases
 from gnomon.posttrain.policies.snapshot import Actions, Migrate, Scale, Snapshot
 from gnomon.posttrain.policies.static import side_by_side
@@ -86,3 +87,39 @@ class Payback(AtBoundaries):
         before_s = step_left_s(snapshot, len(snapshot.actor), len(snapshot.instances))
         after_s = step_left_s(snapshot, actor_size_after(snapshot, change), len(snapshot.instances) - released)
         return change if cost_s <= self.gamma * (before_s - after_s) else []
+
+
+@scheduling_policy("utilization", checks="always")
+class Utilization(AtBoundaries):
+    """Starts side by side; looks at the KV use of the engines at every check and acts at mini-batch boundaries."""
+
+    theta: Share = 0.5
+    """Donate when more than this share of the engines is little used ..."""
+    u_low: Share = 0.3
+    """... which means KV use below this ..."""
+    window: PositiveInt = 10
+    """... at so many checks in a row (at most 30)."""
+
+    def change(self, snapshot: Snapshot) -> Actions:
+        """Commit only if the predicted throughput of the slowest stage rises."""
+        recent = [one.kv_recent[-self.window :] for one in snapshot.instances]
+        low = [use for use in recent if len(use) == self.window and max(use) < self.u_low]
+        if len(low) <= self.theta * len(snapshot.instances) and snapshot.sequences_unfinished:
+            return []
+        change = proposal(snapshot)
+        return change if change and self._slowest(snapshot, change) > self._slowest(snapshot, []) else []
+
+    def _slowest(self, snapshot: Snapshot, change: Actions) -> float:
+        """Groups per second of the slowest stage that still has work."""
+        rates, stages = snapshot.rates, []
+        stages.append(rates.train_groups_s_per_gpu * actor_size_after(snapshot, change))
+        if snapshot.sequences_unfinished:
+            left = sum(len(action.leave) for action in change if isinstance(action, Migrate))
+            count = len(snapshot.instances)
+            needed = max(1, math.ceil(snapshot.sequences_unfinished / snapshot.max_running))
+            # Sequences that fit into fewer engines are not slowed in a first approximation: decoding is bound by
+            # the weights. Beyond that, throughput goes with the number of engines.
+            stages.append(rates.rollout_groups_s * min(1.0, (count - left) / min(count, needed)))
+        if snapshot.inference and snapshot.inference_pending and rates.inference_groups_s > 0:
+            stages.append(rates.inference_groups_s)
+        return min(stages)

@@ -19,7 +19,7 @@ from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.serving.engine.cluster import advance_all
 from gnomon.serving.engine.context import Fleet, open_to_all
 from gnomon.serving.engine.log import Log, new_log
-from gnomon.serving.engine.state import FINISHED, REJECTED
+from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.features.migration import submit, withdraw
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.run.build import build_cluster
@@ -32,6 +32,10 @@ from gnomon.workload import Requests
 
 _LOG_ROWS_EACH, _LOG_GAPS = 8, 1 << 16
 """The log is not looked at here: it only needs room enough to be thinned out seldom."""
+_OF_A_REPLICA = (
+    "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "memory_utilization", "speculative",
+)  # fmt: skip
+"""Settings that an instance has as a scenario's replica."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,16 +154,6 @@ class Rollouts:
         return np.asarray(self._replicas["busy_s"].reshape(-1, self._ranks).max(axis=1))
 
     @property
-    def tokens_computed(self) -> int:
-        """Tokens of all batches: prompts, prefilled again or not, and responses."""
-        return int(self._replicas["tokens_computed"].sum())
-
-    @property
-    def num_rejected(self) -> int:
-        """Sequences that never fit; the configuration's check excludes them."""
-        return int((self._requests["status"] == REJECTED).sum())
-
-    @property
     def num_preemptions(self) -> int:
         """For want of KV blocks."""
         return int(self._replicas["num_preemptions"].sum())
@@ -195,13 +189,8 @@ def _pool_and_tables(
         "num_replicas": num_instances,
         "engine": rollout.preset,
         "replica": {
-            "tensor_parallel": rollout.tensor_parallel,
-            "pipeline_parallel": rollout.pipeline_parallel,
-            "data_parallel": rollout.data_parallel,
-            "expert_parallel": rollout.expert_parallel,
-            "memory_utilization": rollout.memory_utilization,
+            **{name: getattr(rollout, name) for name in _OF_A_REPLICA},
             "max_request_tokens": longest,
-            "speculative": rollout.speculative,
         },
         "batching": {
             "policy": rollout.engine,

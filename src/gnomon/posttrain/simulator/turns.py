@@ -93,27 +93,15 @@ class TurnRollouts(Rollouts):
             one, end_s = int(live[i]), float(ends[i])
             self._is_live[one] = False
             if self._turn[one] + 1 == self._turns[one]:
-                self._ends_s[one] = self._rewarded_s(one, end_s + float(self._reward_s[one]))
-                continue
-            heapq.heappush(self._returns, (self._called_s(one, end_s), one))
-
-    def _rewarded_s(self, one: int, at: float) -> float:
-        """When the reward model, if there is one, has read a sequence: on the copy that is free first."""
-        if not self._judges:
-            return at
-        tokens = self.sequences.prompt[one] + self.sequences.response[one]
-        end_s = max(at, heapq.heappop(self._judges)) + reward_s(self._config, int(tokens))
-        heapq.heappush(self._judges, end_s)
-        return end_s
-
-    def _called_s(self, one: int, at: float) -> float:
-        """When a call that is made at `at` comes back; failed ones are repeated."""
-        seconds = float(self._call_s[one, self._turn[one]])
-        if not self._calls:
-            return at + seconds
-        back_s = max(at, heapq.heappop(self._calls)) + seconds
-        heapq.heappush(self._calls, back_s)
-        return back_s
+                end_s += float(self._reward_s[one])
+                if self._judges:
+                    tokens = self.sequences.prompt[one] + self.sequences.response[one]
+                    end_s = _first_free(self._judges, end_s, reward_s(self._config, int(tokens)))
+                self._ends_s[one] = end_s
+            else:
+                seconds = float(self._call_s[one, self._turn[one]])
+                back_s = _first_free(self._calls, end_s, seconds) if self._calls else end_s + seconds
+                heapq.heappush(self._returns, (back_s, one))
 
     def _go_on(self, now: float) -> None:
         """Sequences whose tool has answered go on where they were."""
@@ -171,3 +159,10 @@ class TurnRollouts(Rollouts):
     def next_event_s(self) -> float:
         """The next end of a batch or of a call."""
         return min(super().next_event_s, self._returns[0][0] if self._returns else math.inf)
+
+
+def _first_free(places: list[float], at: float, seconds: float) -> float:
+    """When what comes `at` is done: by the one that is free first of those with these ends."""
+    end_s = max(at, heapq.heappop(places)) + seconds
+    heapq.heappush(places, end_s)
+    return end_s

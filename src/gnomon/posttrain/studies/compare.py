@@ -84,33 +84,27 @@ def _of_oracle(best: RunRecord) -> RunRecord:
 def _plans(config: Posttrain) -> Iterator[Policy]:
     """Plans that only a clairvoyant can choose rightly: they deal by true lengths."""
     yield make_policy("colocated", {"balance": True})
-    lends = (False, True) if _can_lend(config) else (False,)
+    placement, size = placement_of(config), config.rollout.num_gpus
+    can_pre_process = len(placement.actor) % size == 0
+    lends = (
+        (False, True) if can_pre_process and placement.inference and len(placement.inference) % size == 0 else (False,)
+    )
     for lend, wait, share, packing in product(lends, (False, True), _ORACLE_SHARES, _ORACLE_PACKING):
         options = {
-            "use_pre_process_policy": _can_pre_process(config), "use_wait_before_last_iter_policy": wait,
+            "use_pre_process_policy": can_pre_process, "use_wait_before_last_iter_policy": wait,
             "lend_inference": lend, "start_share": share, "packing": packing, "balance": True,
         }  # fmt: skip
         yield make_policy("elastic", options)
 
 
-def _can_pre_process(config: Posttrain) -> bool:
-    return len(placement_of(config).actor) % config.rollout.num_gpus == 0
-
-
-def _can_lend(config: Posttrain) -> bool:
-    inference = placement_of(config).inference
-    return bool(inference) and len(inference) % config.rollout.num_gpus == 0 and _can_pre_process(config)
-
-
 def placed(config: Posttrain, actor: int, rollout: int, inference: int) -> Posttrain:
     """A configuration with components side by side in these sizes."""
-    ends = (actor, actor + rollout, actor + rollout + inference)
-    placement = config.cluster.component_placement.model_copy(
-        update={
-            "actor": f"0-{ends[0] - 1}",
-            "rollout": f"{ends[0]}-{ends[1] - 1}",
-            "inference": f"{ends[1]}-{ends[2] - 1}" if inference else None,
-        }
-    )
+    names = ("actor", "rollout", "inference")
+    starts = (0, actor, actor + rollout)
+    update = {
+        name: f"{start}-{start + size - 1}" if size else None
+        for name, start, size in zip(names, starts, (actor, rollout, inference), strict=True)
+    }
+    placement = config.cluster.component_placement.model_copy(update=update)
     cluster = config.cluster.model_copy(update={"component_placement": placement})
     return config.model_copy(update={"cluster": cluster})
