@@ -13,7 +13,7 @@ from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.training import TrainConfig, train_step
 from gnomon.training.constants import constants
 from gnomon.training.exchange import Exchange
-from gnomon.training.memory import in_flight, rank_bytes
+from gnomon.training.memory import in_flight, rank_bytes, stages_at
 from gnomon.training.pipelines import StageSeconds, span
 from gnomon.training.stages import recomputed, stage_parameters, stages_of, state_bytes
 
@@ -86,8 +86,9 @@ def test_pytorch_s_stages_hold_what_they_receive_and_their_outputs() -> None:
     """Four micro-batches of 4,096 tokens on two stages: received activations (hidden 4,096) and outputs (128,256) in
     bf16 on the last, received gradients on the first."""
     given = {"model": "llama-3-8b", "gpus": 2, "batch": 4, "pipeline_parallel": 2, "sharding": "parameters"}
-    first, last = (rank_bytes(config(**given, framework="torchtitan"), rank).state["buffers"] for rank in (0, 1))
-    plain = [rank_bytes(config(**given, framework="fsdp"), rank).state["buffers"] for rank in (0, 1)]
+    titan, other = (config(**given, framework=name) for name in ("torchtitan", "fsdp"))
+    first, last = (rank_bytes(titan, stages_at(titan, rank)).state["buffers"] for rank in (0, 1))
+    plain = [rank_bytes(other, stages_at(other, rank)).state["buffers"] for rank in (0, 1)]
     assert first - plain[0] == 4 * 2 * 4096 * 4096
     assert last - plain[1] == 4 * 2 * 4096 * (4096 + 128256)
 
@@ -212,7 +213,7 @@ def test_releases_and_devices_that_nobody_named() -> None:
     assert known.release("") == known.releases["26.06"] == known.release("26.08")
     assert known.release("26.04.01") == known.releases["26.02"]
     assert known.release("25.11") == known.releases["25.09"]
-    assert known.rates("l40s") == known.devices["any"]
+    assert known.of(known.devices, "l40s") == known.devices["any"]
 
 
 def test_without_cuda_graphs_a_layer_takes_no_less_than_its_launches() -> None:

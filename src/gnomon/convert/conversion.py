@@ -74,19 +74,9 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
     reasons = {name: _reason(known, given, name, value) for _, name, value in given}
     counting = sorted((g for g in given if reasons[g[1]] is None), key=lambda g: order.index(g[1]))
     keys = {name: _apply(flat, known.all_options()[name], value) for _, name, value in counting}
-    training = {
-        key: _called_here(known.all_options()[name], value)
-        for _, name, value in counting
-        for key in known.all_options()[name].trained
-    }
-
-    along = {
-        key: value
-        for _, name, _ in counting
-        for key, value in known.all_options()[name].along.items()
-        if key not in training
-    }
-
+    asked = [(known.all_options()[name], value) for _, name, value in counting]
+    training = {key: _called_here(option, value) for option, value in asked for key in option.trained}
+    along = {key: value for option, _ in asked for key, value in option.along.items() if key not in training}
     nested = _nested(flat)
     build(Scenario, nested)  # A mistake in a value is named before anything is concluded from it.
     notes = FINISHERS[tool](nested, {name: value for _, name, value in counting})

@@ -9,7 +9,7 @@ import yaml
 
 from gnomon import catalog
 from gnomon.convert.conversion import Conversion
-from gnomon.core.config import build
+from gnomon.core.config import build, key_lines
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.core.text import parse_yaml_with_nodes, read_text, to_yaml
 from gnomon.serving.scenario.engine_presets import engine_names
@@ -23,7 +23,8 @@ class _Definition:
     """A definition whose keys are taken one by one; what is left at the end has no counterpart."""
 
     def __init__(self, tool: str, content: Any, where: str, node: yaml.Node | None = None) -> None:
-        self.result, self._where, self._lines = Conversion(tool, {}), where, _lines(node)
+        self.result, self._where = Conversion(tool, {}), where
+        self._lines = {".".join(map(str, key)): line for key, line in key_lines(node)}
         if not isinstance(content, dict):
             raise ConfigError("must have keys and values.", where=where)
         self._values = _flat(content)
@@ -53,7 +54,9 @@ class _Definition:
         return value
 
     def error(self, key: str, problem: str, fix: str | None = None) -> ConfigError:
-        line = next((self._lines[one] for one in (key, *_above(key)) if one in self._lines), None)
+        parts = key.split(".")
+        above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        line = next((self._lines[one] for one in above if one in self._lines), None)
         place = self._where if line is None else f"{self._where}:{line}"
         shown = f" ({self._given[key]!r})" if key in self._given else ""
         return ConfigError(f"{key}{shown} {problem}.", where=place, fix=fix)
@@ -250,25 +253,6 @@ def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
     if not parts and prefix:
         return {prefix[:-1]: content}
     return {key: value for name, one in parts for key, value in _flat(one, f"{prefix}{name}.").items()}
-
-
-def _lines(node: yaml.Node | None, prefix: str = "") -> dict[str, int]:
-    """The line of every dotted key."""
-    if isinstance(node, yaml.MappingNode):
-        pairs = [(str(key.value), value, key.start_mark.line) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        pairs = [(str(i), value, value.start_mark.line) for i, value in enumerate(node.value)]
-    else:
-        return {}
-    found: dict[str, int] = {}
-    for name, value, line in pairs:
-        found |= {f"{prefix}{name}": line + 1} | _lines(value, f"{prefix}{name}.")
-    return found
-
-
-def _above(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
 READERS = {"inference-perf": inference_perf, "guidellm": guidellm}

@@ -74,6 +74,8 @@ def _left(scenario: Scenario, target: str) -> list[str]:
         left.append(f"cold starts, failures and the interval of {fleet.controller.interval_s:g} s.")
         if target == "compose":
             left.append("autoscaling: compose has none; as many servers as at the start are written.")
+        elif fleet.controller.name != "fixed":
+            left.append(f"the controller {fleet.controller.name}: the autoscaler follows the length of the queue.")
     return left
 
 
@@ -142,20 +144,12 @@ def _kubernetes(scenario: Scenario, engine: str) -> Manifest:
         documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec})
         scaler = _autoscaler(scenario, name, engine)
         documents += [scaler] if scaler else []
-    left += _left_of_scaler(scenario)
     return Manifest({"deployment.yaml": _text(documents, left)}, left)
-
-
-def _left_of_scaler(scenario: Scenario) -> list[str]:
-    fleet = scenario.fleet
-    if fleet is None or fleet.controller.name == "fixed":
-        return []
-    return [f"the controller {fleet.controller.name}: the autoscaler follows the length of the queue."]
 
 
 def _llmd(scenario: Scenario, engine: str) -> Manifest:
     """An overlay: the servers with llm-d's labels, and an InferencePool that its gateway picks from."""
-    left, files = [*_left(scenario, "llm-d"), *_left_of_scaler(scenario)], {}
+    left, files = _left(scenario, "llm-d"), {}
     servers = _servers(scenario, engine)
     pool_name = servers[0][0].removesuffix("-prefill").removesuffix("-decode")
     for name, pool, words in servers:

@@ -134,7 +134,7 @@ _GOES_ON = re.compile(r"[\\`^][ \t]*(#[^\n]*)?\r?\n")
 
 def read_command_line(command: str, known: OptionMap) -> Given:
     """Every option of `command` with its value: True or False for flags, a list where several values follow."""
-    words = _after_entry(_split(command), known)
+    words = _after_entry(words_of(command), known)
     names = {alias: name for name, option in known.all_options().items() for alias in option.aliases}
     given: Given = []
     while words:
@@ -156,7 +156,8 @@ def read_command_line(command: str, known: OptionMap) -> Given:
     return given
 
 
-def _split(command: str) -> list[str]:
+def words_of(command: str) -> list[str]:
+    """A command's words, as a shell sees them."""
     try:
         return shlex.split(_GOES_ON.sub(" ", command), comments=True)
     except ValueError as error:
@@ -165,7 +166,7 @@ def _split(command: str) -> list[str]:
 
 def stage_of(command: str, known: OptionMap) -> str:
     """The stage of `gnomon route` that the command does alone; all of them, if it is another command."""
-    return next((known.stages[word] for word in reversed(_split(command)) if word in known.stages), "all")
+    return next((known.stages[word] for word in reversed(words_of(command)) if word in known.stages), "all")
 
 
 def _after_entry(words: list[str], known: OptionMap) -> list[str]:

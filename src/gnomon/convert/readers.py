@@ -2,21 +2,19 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gnomon import catalog
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.core.registry import Registry
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing.config import CAPTURED, captured_sizes
 from gnomon.timing.source_registry import SOURCES
-
-READERS: Registry[Callable[[Any], Any]] = Registry("reader of option values")
 
 
 def whole_number(value: Any) -> int:
@@ -26,21 +24,12 @@ def whole_number(value: Any) -> int:
     return value
 
 
-@READERS.register("rest_of_one")
-def rest_of_one(value: Any) -> float:
-    """Vidur gives the share of memory left free, a scenario the share used."""
-    return float(round(1 - float(value), 12))
-
-
-@READERS.register("positive_or_none")
-def positive_or_none(value: Any) -> Any:
-    """0 or less means no limit."""
+def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{value!r} is not a number.", where="the command")
-    return value if value > 0 else None
+    return value
 
 
-@READERS.register("tokens")
 def tokens(value: Any) -> int:
     """vLLM's short numbers: 32k is 32,000 and 32K is 32,768."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", str(value))
@@ -48,62 +37,6 @@ def tokens(value: Any) -> int:
         raise ConfigError(f"{value!r} is not a number of tokens.", where="the command")
     power = " kmg".index(match[2].lower() or " ")
     return int(float(match[1]) * (1024 if match[2].isupper() else 1000) ** power)
-
-
-@READERS.register("profiling_folder")
-def profiling_folder(value: Any) -> str:
-    """The folder of all measurements, of the path of one of its files."""
-    return re.split(r"/(?:compute|network|cpu_overhead)/", str(value))[0]
-
-
-@READERS.register("some")
-def some(value: Any) -> bool:
-    """Whether there is any."""
-    return whole_number(value) > 0
-
-
-@READERS.register("above_one")
-def above_one(value: Any) -> bool:
-    """A degree of parallelism that a scenario only switches on."""
-    return whole_number(value) > 1
-
-
-@READERS.register("zero_or_one")
-def zero_or_one(value: Any) -> int:
-    """A switch as a number."""
-    return int(bool(value))
-
-
-@READERS.register("demonstrators")
-def demonstrators(value: Any) -> list[str]:
-    """Routers that demonstrate, by the names that they have here."""
-    return [{"lor": "vidur_lor"}.get(str(name), str(name)) for name in listed(value)]
-
-
-@READERS.register("listed")
-def listed(value: Any) -> list[Any]:
-    """One value or several, as a list."""
-    return value if isinstance(value, list) else [value]
-
-
-def _captured(engine: str) -> Callable[[Any], list[int]]:
-    return lambda value: list(captured_sizes(engine, whole_number(value)))
-
-
-for _engine in CAPTURED:
-    READERS.register(f"{_engine}_graph_sizes")(_captured(_engine))
-
-
-@READERS.register("graph_mode")
-def graph_mode(value: Any) -> list[int] | None:
-    """vLLM's `cudagraph_mode`: NONE is no graphs at all; which parts the other modes capture is not modelled."""
-    return [] if str(value).upper() == "NONE" else None
-
-
-@READERS.register("word")
-def word(value: Any) -> str:
-    """A name."""
-    return str(value)
 
 
 def drafter(method: str, model: Any = None) -> dict[str, Any]:
@@ -116,7 +49,6 @@ def drafter(method: str, model: Any = None) -> dict[str, Any]:
     return {"draft_model": str(model)}
 
 
-@READERS.register("trtllm_speculative")
 def trtllm_speculative(value: Any) -> dict[str, Any]:
     """TensorRT-LLM's `speculative_config`: how many tokens are drafted, and by what."""
     keys = ("num_nextn_predict_layers", "max_draft_len")
@@ -127,7 +59,6 @@ def trtllm_speculative(value: Any) -> dict[str, Any]:
     return {"num_tokens": drafted, **drafter(str(value.get("decoding_type", "")), model)}
 
 
-@READERS.register("speculative")
 def speculative(value: Any) -> dict[str, Any]:
     """vLLM's `--speculative-config`: how many tokens are drafted, and by what."""
     if not isinstance(value, dict) or "num_speculative_tokens" not in value:
@@ -142,18 +73,45 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1
 """What vLLM takes where it is told not to follow the model."""
 
 
-@READERS.register("generation_config")
-def generation(value: Any) -> dict[str, Any] | None:
-    """vLLM's `--generation-config`: the model's own (auto), or none of its (vllm)."""
-    return NEUTRAL if value == "vllm" else None
-
-
-@READERS.register("override_generation_config")
 def override_generation(value: Any) -> dict[str, Any]:
     """vLLM's `--override-generation-config`: what requests get that say nothing."""
     if not isinstance(value, dict):
         raise ConfigError("--override-generation-config needs a mapping.", where="the command", fix="Give it as JSON.")
     return {key: value[key] for key in NEUTRAL if key in value}
+
+
+def listed(value: Any) -> list[Any]:
+    """One value or several, as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _captured(engine: str, value: Any) -> list[int]:
+    return list(captured_sizes(engine, whole_number(value)))
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "tokens": tokens,
+    "listed": listed,
+    "speculative": speculative,
+    "trtllm_speculative": trtllm_speculative,
+    "override_generation_config": override_generation,
+    "word": str,
+    "some": lambda value: whole_number(value) > 0,
+    "above_one": lambda value: whole_number(value) > 1,  # A degree that a scenario only switches on.
+    "zero_or_one": lambda value: int(bool(value)),
+    "positive_or_none": lambda value: value if _number(value) > 0 else None,  # 0 or less means no limit.
+    # Vidur gives the share of memory left free, a scenario the share used.
+    "rest_of_one": lambda value: float(round(1 - float(value), 12)),
+    # The folder of all measurements, of the path of one of its files.
+    "profiling_folder": lambda value: re.split(r"/(?:compute|network|cpu_overhead)/", str(value))[0],
+    "demonstrators": lambda value: [{"lor": "vidur_lor"}.get(str(name), str(name)) for name in listed(value)],
+    # NONE is no graphs at all; which parts vLLM's other modes capture is not modelled.
+    "graph_mode": lambda value: [] if str(value).upper() == "NONE" else None,
+    # The model's own (auto), or none of its (vllm).
+    "generation_config": lambda value: NEUTRAL if value == "vllm" else None,
+    **{f"{name}_graph_sizes": partial(_captured, name) for name in CAPTURED},
+}
+"""What makes an option's value, by the name that the option maps have for it."""
 
 
 Values = dict[str, Any]

@@ -1,12 +1,11 @@
 """A post-training set-up as options of verl and RLinf, and their options as a set-up."""
 
 import math
-import shlex
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from gnomon.convert.options import DATA
+from gnomon.convert.options import DATA, words_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.text import own_yaml, parse_yaml, read_text, to_yaml
@@ -136,10 +135,7 @@ def _options(text: str) -> dict[str, Any]:
         if not isinstance(data, dict):
             raise DataError("is no configuration.", where=where, fix="Give a YAML file, or key=value words.")
         return dict(_leaves(data))
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise ConfigError(f"cannot be read as a command line: {error}.", where="the command") from None
+    words = words_of(text)
     pairs = [word.lstrip("+").partition("=") for word in words if "=" in word and not word.startswith("-")]
     found = {name: parse_yaml(value, name) if value else None for name, _, value in pairs if "." in name}
     if not found:

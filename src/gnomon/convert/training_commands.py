@@ -1,12 +1,10 @@
 """A training layout as flags of Megatron-LM and torchtitan, and Megatron-LM's flags as a layout."""
 
-import shlex
 from collections.abc import Callable
 from typing import Any
 
 from gnomon import catalog
-from gnomon.catalog import Model
-from gnomon.convert.options import value_of
+from gnomon.convert.options import value_of, words_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.core.text import to_yaml
@@ -164,10 +162,7 @@ def as_train_yaml(command: str, *, model: str | None, device: str, gpus: int | N
 
 def _options(command: str) -> dict[str, Any]:
     """Every `--option value` of a command; True for those without a value."""
-    try:
-        words = shlex.split(command.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise ConfigError(f"cannot be read as a command line: {error}.", where="the command") from None
+    words = words_of(command)
     found: dict[str, Any] = {}
     for at, word in enumerate(words):
         if not word.startswith("--"):
@@ -185,14 +180,11 @@ def _model(given: dict[str, Any]) -> str:
     shape = {SHAPE[name]: given[name] for name in SHAPE if name in given}
     if "num_layers" not in shape or "hidden_size" not in shape:
         raise ConfigError("the command does not say which model it trains.", where="--model", fix="Give --model NAME.")
-    found = [name for name in catalog.model_names() if _has(catalog.model(name), shape)]
+    models = ((name, catalog.model(name)) for name in catalog.model_names())
+    found = [name for name, one in models if all(getattr(one, key) == size for key, size in shape.items())]
     if not found:
         told = ", ".join(f"{name} {size}" for name, size in shape.items())
         raise ConfigError(
             f"no built-in model has {told}.", where="the command", fix="Give --model NAME or a config.json."
         )
     return found[0]
-
-
-def _has(model: Model, shape: dict[str, Any]) -> bool:
-    return all(getattr(model, name) == size for name, size in shape.items())

@@ -250,7 +250,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, str]]:
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(path))
     lines: dict[Path_, int] = {}
-    for key, line in _key_lines(root):
+    for key, line in key_lines(root):
         if key in lines:
             name = ".".join(map(str, key))
             raise ConfigError(f"{name!r} is given twice, first in line {lines[key]}.", where=f"{path}:{line}")
@@ -258,17 +258,18 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, str]]:
     return data, {key: f"{path}:{line}" for key, line in lines.items()}
 
 
-def _key_lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:
+def key_lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:
+    """The line of every key of a YAML text, and of every entry of a list."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
             yield here, key.start_mark.line + 1
-            yield from _key_lines(value, here)
+            yield from key_lines(value, here)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             here = (*path, index)
             yield here, value.start_mark.line + 1
-            yield from _key_lines(value, here)
+            yield from key_lines(value, here)
 
 
 def _override(model: type[BaseModel], data: dict[str, Any], dotted: str, value: Any) -> Path_:

@@ -2,11 +2,13 @@
 
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from gnomon.core.config import Config, build
 from gnomon.core.text import own_yaml
 from gnomon.training.config import Precision
 
+T = TypeVar("T")
 FILE = Path(__file__).parent / "data" / "constants.yaml"
 
 
@@ -117,17 +119,9 @@ class Constants(Config):
         known = sorted(self.releases)
         return self.releases[max((one for one in known if one <= name), default=known[0]) if name else known[-1]]
 
-    def host_link(self, device: str) -> float:
-        """Bytes per second between a GPU and its host."""
-        return self.host_bandwidth.get(device, self.host_bandwidth["any"])
-
-    def launching(self, device: str) -> float:
-        """How many times as long a device's host takes to launch a kernel."""
-        return self.launch_factor.get(device, self.launch_factor["any"])
-
-    def rates(self, device: str) -> Rates:
-        """Of a device."""
-        return self.devices.get(device, self.devices["any"])
+    def of(self, table: dict[str, T], device: str) -> T:
+        """What a table by device has for it."""
+        return table.get(device, table["any"])
 
 
 @cache

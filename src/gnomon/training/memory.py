@@ -80,14 +80,13 @@ class Memory:
 def memory_of(config: TrainConfig) -> Memory:
     """The memory of a checked configuration."""
     device = catalog.device(config.device)
-    stages = stages_of(config.shape, config.num_stages)
     known: dict[tuple[Stage, ...], RankBytes] = {}
     ranks = []
     for rank in range(config.pipeline_parallel):
-        mine = {at: stages[at] for at in stages_of_rank(config, rank)}
+        mine = stages_at(config, rank)
         key = tuple(mine.values())
         if key not in known:  # Ranks with equal stages hold the same.
-            known[key] = _rank_bytes(config, mine)
+            known[key] = rank_bytes(config, mine)
         ranks.append(_rank_memory(config, rank, known[key]))
     peaks = [max(sum(parts.values()) for parts in moments.values()) for moments in ranks]
     fullest = max(range(len(peaks)), key=peaks.__getitem__)
@@ -114,13 +113,14 @@ class RankBytes:
     num_layers: int
 
 
-def rank_bytes(config: TrainConfig, rank: int) -> RankBytes:
-    """Of a checked configuration."""
+def stages_at(config: TrainConfig, rank: int) -> dict[int, Stage]:
+    """The stages of a pipeline rank."""
     stages = stages_of(config.shape, config.num_stages)
-    return _rank_bytes(config, {at: stages[at] for at in stages_of_rank(config, rank)})
+    return {at: stages[at] for at in stages_of_rank(config, rank)}
 
 
-def _rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
+def rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
+    """Of a checked configuration's rank with these stages."""
     model = config.shape
     parameters = parameters_of(config, mine.values())
     whole = Parameters(*(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters")))
@@ -197,7 +197,7 @@ class MemoryCurve:
 def memory_over_time(config: TrainConfig, run: Run) -> list[MemoryCurve]:
     """Every pipeline rank's memory as the passes of a run go on: a forward adds what its stage keeps, a backward needs
     a layer or the logits beside it and gives it back."""
-    return [_curve(rank_bytes(config, rank), run, rank) for rank in range(config.pipeline_parallel)]
+    return [_curve(rank_bytes(config, stages_at(config, rank)), run, rank) for rank in range(config.pipeline_parallel)]
 
 
 def _curve(held: RankBytes, run: Run, rank: int) -> MemoryCurve:

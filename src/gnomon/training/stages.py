@@ -69,27 +69,20 @@ def recomputed(config: TrainConfig, stage: Stage) -> Iterator[tuple[LayerKind, i
 def layer_operators(config: TrainConfig, model: Model, kind: LayerKind) -> list[Operator]:
     """What one layer runs on one GPU in a forward pass, without its communication."""
     attention, mlp = kind
-    parts = _parts(config, model)
+    # As an engine would run a stage: experts over their own ranks, everything else over the tensor ranks.
+    parallelism = Parallelism(tensor_parallel=config.tensor_parallel)
+    formats = model.precision(SCHEMES[config.precision])
+    parts = Parts(model, parallelism, 0, formats, "bf16", config.expert_load, "all_to_all")
     found = [*attention_operators(parts, attention)] if attention != "none" else []
     if mlp == "dense":
         found += mlp_operators(parts)
     elif mlp == "experts":
         found += expert_operators(parts)
-    return [one for one in found if _is_trained(one)]
-
-
-def _is_trained(one: Operator) -> bool:
-    if one.kind in SERVING_ONLY or one.name in NOT_TRAINED:
-        return False
-    return not isinstance(one.work, Communication)
-
-
-def _parts(config: TrainConfig, model: Model) -> Parts:
-    """One stage as an engine would run it: experts over their own ranks, everything else over the tensor ranks."""
-    tensor = config.tensor_parallel
-    parallelism = Parallelism(tensor_parallel=tensor)
-    formats = model.precision(SCHEMES[config.precision])
-    return Parts(model, parallelism, 0, formats, "bf16", config.expert_load, "all_to_all")
+    return [
+        one
+        for one in found
+        if one.kind not in SERVING_ONLY and one.name not in NOT_TRAINED and not isinstance(one.work, Communication)
+    ]
 
 
 STORED = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 2.0, "nvfp4": 2.0}
@@ -155,15 +148,21 @@ def stage_parameters(config: TrainConfig, stage: Stage) -> Parameters:
     """Parameters of a stage on one GPU, before data-parallel ranks divide them."""
     model, tensor = config.shape, config.tensor_parallel
     dense = experts = adapters = 0.0
+    # Adapters of a layer: of the projections into and out of attention.
+    h, kv = model.hidden_size, model.num_kv_heads * (model.qk_head_dim + model.v_head_dim)
+    adapted = config.lora_rank * (2 * h + model.q_size + kv + model.num_heads * model.v_head_dim)
     for (attention, mlp), count in stage.kinds:
         for one in layer_weights(model, attention, mlp):
             if one.group == "routed_experts":
                 experts += count * one.count / (config.expert_parallel * config.expert_tensor_parallel)
                 continue
             dense += count * one.per_rank(tensor)
-        adapters += count * _adapter_parameters(config, model) / tensor
-    root = _root(model, stage) / tensor
-    return Parameters(dense + root, experts, root, adapters)
+        adapters += count * adapted / tensor
+    root = float(model.num_embedding_parameters) if stage.has_embedding else 0.0
+    if stage.has_head:
+        is_tied = model.tied_embeddings and not stage.has_embedding
+        root += model.num_head_parameters + (model.num_embedding_parameters if is_tied else 0)
+    return Parameters(dense + root / tensor, experts, root / tensor, adapters)
 
 
 def parameters_of(config: TrainConfig, stages: Iterable[Stage]) -> list[Parameters]:
@@ -171,21 +170,6 @@ def parameters_of(config: TrainConfig, stages: Iterable[Stage]) -> list[Paramete
     stages = list(stages)
     known = {stage: stage_parameters(config, stage) for stage in set(stages)}
     return [known[stage] for stage in stages]
-
-
-def _root(model: Model, stage: Stage) -> float:
-    embedding = float(model.num_embedding_parameters) if stage.has_embedding else 0.0
-    if not stage.has_head:
-        return embedding
-    if model.tied_embeddings and not stage.has_embedding:
-        return float(model.num_embedding_parameters + model.num_head_parameters)
-    return embedding + model.num_head_parameters
-
-
-def _adapter_parameters(config: TrainConfig, model: Model) -> float:
-    """Of one layer: the projections into and out of attention."""
-    h, kv = model.hidden_size, model.num_kv_heads * (model.qk_head_dim + model.v_head_dim)
-    return config.lora_rank * (2 * h + model.q_size + kv + model.num_heads * model.v_head_dim)
 
 
 def expert_ranks(config: TrainConfig) -> int:

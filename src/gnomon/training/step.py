@@ -148,7 +148,7 @@ class _Step:
     def _layer(self, kind: LayerKind) -> Pass:
         """One layer with its communication and what it computes again."""
         made = self.compute.layer(kind)
-        c, m = self.config, self.model
+        c, m, constants = self.config, self.model, self.compute.constants
         forward = dict(made.forward)
         self.exchange.add_tensor(made, kind[1] == "dense")
         heads, kv_heads, qk, v = m.heads_of(kind[0]) if kind[0] in ("full", "sliding") else (0, 0, 0, 0)
@@ -160,11 +160,11 @@ class _Step:
             if c.framework == "megatron" and not c.expert_capacity:
                 least = c.launching * self.compute.release.expert_layer_least_s
                 if not c.cuda_graphs:
-                    least *= self.compute.constants.launching(c.device)
+                    least *= constants.of(constants.launch_factor, c.device)
                 waits = max(0.0, least - made.forward_s), max(0.0, 2.0 * least - made.backward_s)
                 made.add("host", *waits)
         if c.offload:  # Out beside the forward, back beside the backward.
-            copied = offloaded_bytes(c, m, kind) / self.compute.constants.host_link(c.device)
+            copied = offloaded_bytes(c, m, kind) / constants.of(constants.host_bandwidth, c.device)
             made.add("offload", max(0.0, copied - made.forward_s), max(0.0, copied - made.backward_s))
         if c.recompute == "full":
             self.again[kind] = sum(v for part, v in made.forward.items() if part != "offload")

@@ -125,19 +125,14 @@ class LiveRun:
             on_check(self)
             self._collect()
             self._score()
-            if self._waiting_for and self._is_drained(self._waiting_for):
+            is_over = not self._waiting and not any(self._seats.values())
+            if self._waiting_for and (is_over if self._waiting_for == "rollout" else self._ready == self._generated):
                 self._waiting_for = ""
                 self._ask("waited")
             self._train()
             if self._job is None and not self._waiting_for and self._trained < a.num_fetches:
                 self._ask("check")
         return self
-
-    def _is_drained(self, component: str) -> bool:
-        """Whether a component has nothing left to do."""
-        if component == "rollout":
-            return not self._waiting and not any(self._seats.values())
-        return self._ready == self._generated
 
     def _feed(self) -> None:
         cap, size = self.config.rollout.max_running_requests, self.config.algorithm.group_size

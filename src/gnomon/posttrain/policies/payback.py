@@ -1,4 +1,4 @@
-"""Policies that do at boundaries what the elastic rules would, if it pays: by its cost, or by the use of the engines."""
+"""Policies that do at boundaries what the elastic rules would, if it pays: by its cost, or by how engines are used."""
 
 import math
 from abc import abstractmethod

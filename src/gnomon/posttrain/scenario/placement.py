@@ -43,17 +43,13 @@ def placement_of(config: Posttrain) -> Placement:
     inference = _gpus(given.inference, total, "inference") if given.inference is not None else ()
     placement = Placement(actor, rollout, inference)
     if inference and not config.algorithm.recompute_logprobs:
-        raise _error(
-            "inference",
-            "has GPUs, but log-probabilities are not recomputed.",
-            "Leave inference out and give its GPUs to rollout, or set algorithm.recompute_logprobs: true.",
-        )
+        what = "has GPUs, but log-probabilities are not recomputed."
+        fix = "Leave inference out and give its GPUs to rollout, or set algorithm.recompute_logprobs: true."
+        raise _error("inference", what, fix)
     if not inference and config.algorithm.recompute_logprobs:
-        raise _error(
-            "inference",
-            "has no GPUs, but log-probabilities are recomputed.",
-            f"Give it {config.inference.num_gpus}, or set algorithm.recompute_logprobs: false.",
-        )
+        what = "has no GPUs, but log-probabilities are recomputed."
+        fix = f"Give it {config.inference.num_gpus}, or set algorithm.recompute_logprobs: false."
+        raise _error("inference", what, fix)
     _check_sharing(config, placement)
     _check_divisions(config, placement)
     if config.cluster.auto_scheduler:

@@ -60,18 +60,15 @@ class Allocation:
         moving = sum(len(entry[2]) for entry in self.deliveries)
         return moving + (self.prompts.num_sequences if self.prompts else 0)
 
-    @property
-    def _next_feed_s(self) -> float:
-        is_waiting = bool(self.prompts) and bool(self.instances)
-        return self._fed_s + self.config.transitions.check_interval_s if is_waiting else math.inf
-
     def generate(self, until: float) -> None:
         """Let rollout run up to `until`, with prompts and moved sequences handed to instances on the way."""
         assert self.rollouts is not None
         while True:
             self._count_look()
             moved_s = self.deliveries[0][0] if self.deliveries else math.inf
-            at = min(moved_s, self._next_feed_s)
+            is_waiting = bool(self.prompts) and bool(self.instances)
+            fed_s = self._fed_s + self.config.transitions.check_interval_s if is_waiting else math.inf
+            at = min(moved_s, fed_s)
             if at > until or at == math.inf:
                 break
             self.rollouts.advance(at)

@@ -86,10 +86,9 @@ def _plans(config: Posttrain) -> Iterator[Policy]:
     yield make_policy("colocated", {"balance": True})
     placement, size = placement_of(config), config.rollout.num_gpus
     can_pre_process = len(placement.actor) % size == 0
-    lends = (
-        (False, True) if can_pre_process and placement.inference and len(placement.inference) % size == 0 else (False,)
-    )
-    for lend, wait, share, packing in product(lends, (False, True), _ORACLE_SHARES, _ORACLE_PACKING):
+    can_lend = can_pre_process and bool(placement.inference) and len(placement.inference) % size == 0
+    lends, waits = (False, True)[: 1 + can_lend], (False, True)
+    for lend, wait, share, packing in product(lends, waits, _ORACLE_SHARES, _ORACLE_PACKING):
         options = {
             "use_pre_process_policy": can_pre_process, "use_wait_before_last_iter_policy": wait,
             "lend_inference": lend, "start_share": share, "packing": packing, "balance": True,
