@@ -341,6 +341,22 @@ def test_experts_by_load_and_slice(package: Path) -> None:
     assert "scaled from 128 of 128 experts" in source_of(c).provenance(graph(c)["experts"])
 
 
+def test_tritons_experts_on_hopper_are_tensorrt_llms_own_table(package: Path) -> None:
+    """There `moe_torch_flow` is OpenAI's Triton kernel; vLLM's of that name had answered for it."""
+    shape = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128, "moe_dtype": "bfloat16"}
+    rest = {"moe_tp_size": 1, "moe_ep_size": 1, "distribution": "power_law_1.01"}
+    for name, kernel, factor in (
+        ("trtllm/1.3.0rc20", "moe_torch_flow", 0.01),
+        ("vllm/0.24.0", "vllm_triton_experts", 0.02),
+    ):
+        rows: list[dict[str, object]] = [
+            {**shape, **rest, "num_tokens": t, "kernel_source": kernel, "latency": factor * t} for t in (1, 16, 256)
+        ]
+        write(package, f"moe/{name}/moe_perf.parquet", rows)
+    c = context("qwen3-30b-a3b", engine="trtllm", expert_kernel="triton")
+    assert source_of(c).seconds(graph(c)["experts"], np.array([16.0])) == pytest.approx([0.16e-3])
+
+
 def test_fewer_of_the_same_experts_take_no_longer(package: Path) -> None:
     """One token over eight ranks was measured slower than over four; what others chose differs in nothing."""
     shape = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128, "moe_dtype": "bfloat16"}

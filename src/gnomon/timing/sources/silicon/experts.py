@@ -44,10 +44,11 @@ KERNELS = {
     "trtllm": ("flashinfer_trtllm", "min_latency", "moe_torch_flow$"),
     "cutlass": ("cutlass",),
     "deepgemm": ("deepgemm",),
-    "triton": ("triton", "vllm_fused_moe"),
+    "triton": ("triton", "vllm_fused_moe", "moe_torch_flow$"),
     "marlin": ("marlin",),
 }
-"""Family of kernels -> how the tables' `kernel_source` names it (a regular expression)."""
+"""Family of kernels -> how the tables' `kernel_source` names it (a regular expression). TensorRT-LLM's `moe_torch_flow`
+alone is its own kernel on Blackwell, OpenAI's in Triton on Hopper."""
 
 
 def find_experts(query: Query, operator: Operator, work: Experts) -> Found | None:
