@@ -248,7 +248,7 @@ def records(count: int, **changes: Any) -> Any:
 
 
 def of(slo: dict[str, float]) -> Any:
-    return SimpleNamespace(slo=SloConfig(**slo))
+    return SimpleNamespace(slo=SloConfig(**slo), has_roles=False)
 
 
 NOBODY = SimpleNamespace(classes=())
@@ -259,9 +259,9 @@ def test_the_queue_decides_where_no_slo_does() -> None:
     between 32 and 64 find 37."""
     rates: list[float] = []
 
-    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, others: int, rate: float, count: int) -> Any:
         rates.append(rate)
-        assert (pool, size, count) == (1, 1, 2000)
+        assert (pool, size, others, count) == (1, 1, 1, 2000)
         waits = np.array([0.0, 0.49, 9.0] if rate <= 37.0 else [0.0, 0.5, 0.5])
         return NOBODY, records(3, arrival_s=5.0, scheduled_s=5.0 + waits)
 
@@ -274,7 +274,7 @@ def test_the_queue_decides_where_no_slo_does() -> None:
 def test_all_but_one_in_a_hundred_meet_their_slo_once_it_has_settled(late: Any, holds: bool) -> None:
     """The first fifth of 125 does not count: of the other 100 one may be late."""
 
-    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, others: int, rate: float, count: int) -> Any:
         first_s = np.where(np.isin(np.arange(125), list(late)), 0.3, 0.1) if rate <= 1.0 else np.full(125, 0.3)
         return NOBODY, records(125, first_token_s=first_s)
 
@@ -290,7 +290,7 @@ def test_a_replica_that_serves_nobody_or_everybody_has_no_rate() -> None:
         measured_rate(of({}), 0, lambda *_: (NOBODY, records(3, status=REJECTED)))
     rates: list[float] = []
 
-    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, others: int, rate: float, count: int) -> Any:
         rates.append(rate)
         return NOBODY, records(3)
 
@@ -303,7 +303,7 @@ def test_one_four_and_sixteen_are_measured_as_far_as_there_are_so_many() -> None
     """Each of several serves a tenth more than one alone; a search begins at what so many singles serve."""
     asked: dict[int, list[float]] = {}
 
-    def measure(_: Any, pool: int, size: int, rate: float, count: int) -> Any:
+    def measure(_: Any, pool: int, size: int, others: int, rate: float, count: int) -> Any:
         asked.setdefault(size, []).append(rate)
         assert count == {1: 2000, 4: 4000, 16: 8000}[size]
         wait_s = 0.0 if rate <= (8.0 if size == 1 else 8.8 * size) else 9.0
@@ -314,6 +314,23 @@ def test_one_four_and_sixteen_are_measured_as_far_as_there_are_so_many() -> None
     assert list(rates) == [1, 4] and rates[4] == pytest.approx(35.2, rel=0.02)
     assert asked[4][0] == 32.0
     assert list(measured_rates(of({}), 0, 16, measure)) == [1, 4, 16]
+
+
+def test_pools_with_roles_are_measured_beside_enough_of_the_others() -> None:
+    """A replica serves 2 per second for each of the other pool, 6 at most: beside eight it serves what it serves beside
+    four, so four of the other pool stand for each that is measured."""
+    roles = of({})
+    roles.has_roles = True
+    beside: dict[int, set[int]] = {}
+
+    def measure(_: Any, pool: int, size: int, others: int, rate: float, count: int) -> Any:
+        beside.setdefault(size, set()).add(others)
+        wait_s = 0.0 if rate <= min(6.0 * size, 2.0 * others) else 9.0
+        return NOBODY, records(3, arrival_s=5.0, scheduled_s=5.0 + wait_s)
+
+    rates = measured_rates(roles, 0, 4, measure)
+    assert rates == pytest.approx({1: 6.0, 4: 24.0}, rel=0.02)
+    assert beside == {1: {1, 2, 4, 8}, 4: {16}}
 
 
 @pytest.mark.parametrize(

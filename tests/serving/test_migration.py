@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling.moving import Mover
 from gnomon.serving.migrations import MIGRATIONS, Guest, Host, View, migration
 from gnomon.serving.migrations.llumnix import freeness
 from gnomon.serving.run.simulate import Run
@@ -118,6 +119,13 @@ def test_without_kv_it_is_prefilled_again(once: dict[str, Any]) -> None:
     assert q.finished_s == pytest.approx(3.0)
     assert done.cluster.replicas.tokens_computed.tolist() == [100 + 100, 201 + 198]
     check_invariants(done)
+
+
+def test_guests_that_nobody_asks_for_are_not_looked_for(once: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    once["at_s"], looked, guests = 1e9, [], Mover._guests
+    monkeypatch.setattr(Mover, "_guests", lambda self, r: looked.append(r) or guests(self, r))  # type: ignore[func-returns-value]
+    moved("kv")
+    assert not looked
 
 
 def test_it_stays_where_no_room_is_left_by_then(once: dict[str, Any]) -> None:

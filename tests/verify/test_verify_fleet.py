@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import gnomon
@@ -76,3 +77,19 @@ def test_fair_scheduling_that_knows_prefixes() -> None:
     """The published figure lies among those of three sizes of the cache, each of which is faster."""
     (found,) = gnomon.verify("fleet", only=["dlpm"]).records
     assert found.distance == 0 and min(found.simulated) > 1.1
+
+
+@pytest.mark.parametrize(("mean", "half"), [(128, 34), (256, 30), (512, 55)])
+def test_lengths_by_a_power_law_are_mostly_short(mean: int, half: int) -> None:
+    """Half of them are shorter than an eighth of the mean or so, and a few have thousands of tokens."""
+    lengths = fleet._skewed(mean, 20_000, np.random.default_rng(0))
+    assert lengths.mean() == pytest.approx(mean, rel=0.02) and lengths.min() >= 1 and 5500 < lengths.max() <= 6144
+    assert np.median(lengths) == pytest.approx(half, rel=0.1)
+
+
+def test_what_migration_saves_is_relative_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.4 of 2.0 s are lost with it, and the first token comes after 1 instead of 6 s."""
+    monkeypatch.setattr(fleet, "_losses", lambda *_: (0.4, 1.0) if _[-1] else (2.0, 6.0))
+    loss, first = fleet.migration()
+    assert loss.simulated == pytest.approx((0.8,) * 3) and first.simulated == (6.0,)
+    assert not loss.is_reproduced and first.is_reproduced

@@ -13,10 +13,12 @@ import numpy as np
 
 from gnomon import catalog
 from gnomon.catalog import Parallelism
+from gnomon.core.arrays import Ints
 from gnomon.core.config import build
 from gnomon.core.errors import UnknownNameError
 from gnomon.report.blocks import Table, lines
 from gnomon.serving.autoscaling.controllers import View, controller
+from gnomon.serving.results.latency_breakdown import NAMES, accounts
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import run
@@ -270,8 +272,76 @@ def forecast_saving() -> list[Effect]:
     ]
 
 
+# Requests that move while they decode.
+
+LOSS_SAVED, SHORTER_WAIT = 0.704, 7.7
+SKEWS = {128: 2.0, 256: 1.5, 512: 1.15}
+"""Of the published power laws, by their mean in tokens."""
+LOADS = ((256, 256, 15.0), (512, 512, 4.2), (128, 512, 5.0))
+"""Mean prompt and answer, requests per second: of those traces whose requests are pre-empted at all, at what costs a
+request 1.5 to 1.9 s without migration. Published is a loss of 1.3 s / 70 % = 1.9 s."""
+
+
+def _skewed(mean: int, count: int, random: np.random.Generator) -> Ints:
+    """Tokens by a power law over the numbers below twice the mean, stretched to it, at most 6,144."""
+    ranks = np.arange(1, 2 * mean)
+    shares = ranks ** -SKEWS[mean]
+    drawn = random.choice(ranks, count, p=shares / shares.sum())
+    return np.minimum(np.ceil(drawn * mean / drawn.mean()), 6144).astype(np.int32)
+
+
+def _losses(prompt: int, answer: int, rate: float, moves: bool) -> tuple[float, float]:
+    """Mean seconds lost to pre-emptions, and until the first token, over two traces of 3,000 requests."""
+    setup: dict[str, object] = {
+        "model": "llama-2-7b",
+        "engine": "none",
+        "device": "a6000",
+        "num_replicas": 16,
+        "timing": {"source": "roofline", "scale": 1.28},
+        "replica": {"num_kv_blocks": 851, "max_request_tokens": 12_400},
+        "batching": {"policy": "vllm", "max_batch_tokens": 12_800, "max_sequences": 256},
+        "router": "least_kv",
+    }
+    if moves:
+        setup["disaggregation"] = {"bandwidth_gb_s": 2}
+        setup["fleet"] = {"controller": "fixed", "migration": {"name": "llumnix", "interval_s": 0.2}}
+    lost, first = [], []
+    for seed in range(2):
+        random = np.random.default_rng(seed)
+        offered = Requests(np.zeros(3000), _skewed(prompt, 3000, random), _skewed(answer, 3000, random))
+        offered.arrival_s[:] = np.cumsum(random.exponential(1 / rate, 3000))
+        done = accounts(run(build(Scenario, setup), requests=offered, explained=True))
+        lost.append(done.parts_s("e2e")[:, [NAMES.index("preempted"), NAMES.index("recomputed")]].sum(axis=1).mean())
+        first.append(done.values_s("ttft").mean())
+    return float(np.mean(lost)), float(np.mean(first))
+
+
+def migration() -> list[Effect]:
+    """What Llumnix's rule saves over sending each request to where the least memory is in use."""
+    pairs = [[_losses(*load, moves) for moves in (False, True)] for load in LOADS]
+    setting = (
+        "16 replicas of Llama-2-7B with 851 blocks on A10 (an A6000, the same chip, 1.28 times slower: bandwidths), "
+        "vLLM's first policy, lengths by the published power laws (means of 256 and 256, 512 and 512, 128 and 512 "
+        "tokens), a look every 0.2 s (four iterations), both sides sent by least_kv; requests per second (15, 4.2, 5) "
+        "are such that without migration 1.5 to 1.9 s of a request are lost, where 1.9 are published: our servers are "
+        "faster, and take more than the published rates"
+    )
+    source = (
+        "Llumnix, OSDI 2024, over INFaaS++ on generated lengths (its artifact has them and the settings): 70.4 % of "
+        "the loss saved on average, the mean time of prefills up to 7.7 times shorter"
+    )
+    saved = tuple(1 - after[0] / before[0] for before, after in pairs)
+    most = max(before[1] / after[1] for before, after in pairs)
+    first = "mean time to first token, times shorter, at most"
+    return [
+        Effect("migration", "pre-emption loss saved, share", LOSS_SAVED, saved, setting, source),
+        Effect("migration", first, SHORTER_WAIT, (most,), setting, source, tolerance=None, nothing=1.0),
+    ]
+
+
 EFFECTS: dict[str, Callable[[], list[Effect]]] = {
     "cold-start": cold_start, "elastic-experts": elastic_experts, "dlpm": dlpm_over_vtc, "forecast": forecast_saving,
+    "migration": migration,
 }  # fmt: skip
 
 

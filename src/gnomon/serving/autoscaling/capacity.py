@@ -21,7 +21,10 @@ GOAL = 0.99
 STEPS = 7
 """Halvings of the bracket: a few percent."""
 
-Measure = Callable[[Scenario, int, int, float, int], tuple[Requests, object]]
+HARDLY = 1.05
+"""Of what a replica serves beside fewer of the other pools: with more than that, those were too few."""
+
+Measure = Callable[[Scenario, int, int, int, float, int], tuple[Requests, object]]
 
 
 def slo_check(slo: SloConfig, requests: Requests, records: Any) -> Callable[[Ints], Floats] | None:
@@ -45,29 +48,34 @@ def slo_check(slo: SloConfig, requests: Requests, records: Any) -> Callable[[Int
 
 
 def measured_rates(scenario: Scenario, pool: int, most: int, measure: Measure) -> dict[int, float]:
-    """Requests per second that as many replicas as `SIZES` says serve together, as far as there are so many."""
-    rates: dict[int, float] = {}
-    for size in (one for one in SIZES if one <= most):
-        rates[size] = measured_rate(
-            scenario, pool, measure, size, size * max((rate / n for n, rate in rates.items()), default=0.0)
-        )
+    """Requests per second that as many replicas as `SIZES` says serve together, as far as there are so many; where
+    pools have roles, beside so many of the others that twice as many would hardly change it."""
+    others, rates = 1, {1: measured_rate(scenario, pool, measure)}
+    while scenario.has_roles and (rate := measured_rate(scenario, pool, measure, 1, 2 * others)) > HARDLY * rates[1]:
+        others, rates[1] = 2 * others, rate
+    for size in (one for one in SIZES[1:] if one <= most):
+        known = size * max(rate / count for count, rate in rates.items())
+        rates[size] = measured_rate(scenario, pool, measure, size, others * size, known)
     return rates
 
 
-def measured_rate(scenario: Scenario, pool: int, measure: Measure, size: int = 1, known: float = 0.0) -> float:
+def measured_rate(
+    scenario: Scenario, pool: int, measure: Measure, size: int = 1, others: int = 1, known: float = 0.0
+) -> float:
     """Requests per second, by bisection between loads that were served within the SLO and such that were not.
 
-    `measure(scenario, pool, size, rate, requests)` runs so many replicas of a pool under a steady load and returns
-    requests and records. Without an SLO the queue decides: half a second of it in the median is too much.
+    `measure(scenario, pool, size, others, rate, requests)` runs so many replicas of a pool under a steady load, beside
+    `others` of each other pool where they have roles, and returns requests and records. Without an SLO the queue
+    decides: half a second of it in the median is too much.
     """
     low, high = 0.0, known or 1.0
-    while _holds(scenario, pool, size, measure, high):
+    while _holds(scenario, pool, size, others, measure, high):
         low, high = high, high * 2
         if high > 1e6 * size:
             raise ConfigError("one replica serves any load within the SLO.", where="slo")
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _holds(scenario, pool, size, measure, middle) else (low, middle)
+        low, high = (middle, high) if _holds(scenario, pool, size, others, measure, middle) else (low, middle)
     if low == 0.0:
         raise ConfigError(
             "one replica alone cannot serve 0.01 requests per second within the SLO.",
@@ -77,8 +85,8 @@ def measured_rate(scenario: Scenario, pool: int, measure: Measure, size: int = 1
     return low
 
 
-def _holds(scenario: Scenario, pool: int, size: int, measure: Measure, rate: float) -> bool:
-    requests, records = measure(scenario, pool, size, rate, round(NUM_REQUESTS * size**0.5))
+def _holds(scenario: Scenario, pool: int, size: int, others: int, measure: Measure, rate: float) -> bool:
+    requests, records = measure(scenario, pool, size, others, rate, round(NUM_REQUESTS * size**0.5))
     done = np.flatnonzero(records.status == FINISHED)  # type: ignore[attr-defined]
     if not done.size:
         raise ConfigError(

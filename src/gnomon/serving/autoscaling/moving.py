@@ -72,7 +72,7 @@ class Mover:
 
     def _checked(self, view: View, answer: Any) -> list[tuple[Guest, int]]:
         takers = [host.replica for host in view.hosts if host.takes_requests]
-        homes = {guest.request: (guest, host.replica) for host in view.hosts for guest in host.guests}
+        homes = {guest.request: (guest, host.replica) for host in view.hosts if answer for guest in host.guests}
         try:
             moves = [(*homes[request_id], to) for request_id, to in answer]
             if not all(to in takers and to != home for _, home, to in moves):

@@ -277,18 +277,14 @@ def option_values(
     return np.array([config.options.get(name, default) for name, default in spec.options.items()] or [0.0])
 
 
-AMPLE_REPLICAS = 16
-"""Replicas of the other pool for each of a pool with a role that is measured."""
-
-
 def _measured(
     on_progress: Callable[[int, int], None] | None,
-    scenario: Scenario, pool: int, size: int, rate: float, num_requests: int,
+    scenario: Scenario, pool: int, size: int, others: int, rate: float, num_requests: int,
 ) -> tuple[Requests, Any]:  # fmt: skip
-    """So many replicas of a pool alone, under a steady load; where pools have roles, beside plenty of the others."""
+    """So many replicas of a pool alone, under a steady load; where pools have roles, beside `others` of each other."""
     pools = [one.model_copy(update={"num_replicas": size}) for one in scenario.pools[pool : pool + 1]]
     if scenario.has_roles:
-        counts = [size if number == pool else AMPLE_REPLICAS * size for number in range(len(scenario.pools))]
+        counts = [size if number == pool else others for number in range(len(scenario.pools))]
         pools = [one.model_copy(update={"num_replicas": n}) for one, n in zip(scenario.pools, counts, strict=True)]
     plain = {
         "fleet": None, "num_replicas": size, "pools": tuple(pools), "time_limit_s": None,
