@@ -148,6 +148,22 @@ def test_the_version_decides_whether_batches_are_formed_ahead(name, version, ove
 
 
 @pytest.mark.parametrize(
+    ("device", "version", "converted"),
+    [
+        ("b200", "0.10.1", False),
+        ("b200", "0.10.2", True),
+        ("gb200", "0.11.1", True),
+        ("b200", "0.12.0", False),
+        ("b200", "", False),
+        ("h100", "0.11.1", False),
+    ],
+)
+def test_deepgemm_converts_scales_on_blackwell_from_0_10_2_to_0_11(device, version, converted):
+    chosen = scenario(device=device, engine={"name": "vllm", "version": version})
+    assert chosen.timing.scale_conversion == converted
+
+
+@pytest.mark.parametrize(
     ("name", "version", "drafts", "overlap"),
     [
         ("vllm", "", {"draft_layers": 1}, True),

@@ -453,6 +453,33 @@ def test_experts_without_tiles_of_their_own_wait_for_memory(device: str, bandwid
         assert found[0] / found[1] == pytest.approx(expected, rel=1e-6)
 
 
+def test_deepgemm_converts_scales_in_every_call() -> None:
+    """4096 rows of a weight: 1.3 + 5.7 + 2.66 microseconds. Of 16 experts of 1,536: 8 bytes for each of 16 x 3072 x 32
+    and 16 x 4096 x 12 scales at 0.56 x 8 TB/s, beside 2 x 11.3 microseconds; Triton's kernel takes scales as they are.
+    Two ranks of eight experts would pad 8 x 128 rows each, and ten tokens choose 10 x 8 / 8 of them."""
+    here = catalog.device("b200")
+    layout = Parallelism(tensor_parallel=8, expert_parallel=True)
+
+    def added(**settings: Any) -> dict[str, float]:
+        found = []
+        for more in (settings, {}):
+            config = build(TimingConfig, {"source": "roofline", "dtype": "fp8_block", **more})
+            timer = Timer(Context(catalog.model("qwen3-235b-a22b"), here, catalog.default_node(here), layout, config))
+            names = {one.name: one for one in timer.operators(0)}
+            tokens = np.array([1e6])  # More than are padded.
+            found.append(
+                {name: float(timer.seconds(names[name], tokens)[0]) for name in ("o_proj", "experts", "router")}
+            )
+        return {name: 1e6 * (found[0][name] - found[1][name]) for name in found[0]}
+
+    moved = 8 * 16 * (3072 * 32 + 4096 * 12) / (0.56 * here.bandwidth_bytes_s) * 1e6
+    alone, grouped = 1.3 + 5.7 + 0.65e-3 * 4096, 2 * 11.3 + moved
+    expected = {"o_proj": alone, "experts": grouped, "router": 0.0}
+    assert added(scale_conversion=True, expert_rows=128) == pytest.approx(expected, abs=0.02)
+    assert added(scale_conversion=True) == pytest.approx(expected | {"experts": 0.0}, abs=0.02)
+    assert added(expert_rows=128) == pytest.approx(dict.fromkeys(expected, 0.0), abs=0.02)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(number: float) -> None:
     with pytest.raises(GnomonError, match="finite number"):

@@ -47,12 +47,27 @@ def test_each_data_parallel_rank_gets_its_share(tmp_path: Path) -> None:
     assert settings["sampling"] == {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
 
 
-def test_experts_on_several_h100_have_no_tiles_of_their_own(tmp_path: Path) -> None:
+def test_kernels_of_experts(tmp_path: Path) -> None:
     row = "gpqa,Qwen/Qwen3-235B-A22B{},bfloat16,{},{},{},8,1,64,63.9,7000,2000,30.0,31.0,30.0"
-    asked = (("", "H100", 8), ("", "H100", 2), ("", "B200", 8), ("-FP8", "H100", 8))
+    asked = (
+        ("", "H100", 8),
+        ("", "H100", 2),
+        ("", "B200", 8),
+        ("", "B200", 1),
+        ("-FP8", "H100", 8),
+        ("-FP8", "B200", 8),
+    )
     found = _read(tmp_path, *(row.format(end, gpu, num, num) for end, gpu, num in asked))
-    tiles = [settings_of(one.server)["timing"].get("expert_tiles", "tuned") for one in found]
-    assert tiles == ["default", "tuned", "tuned", "tuned"]
+    timing = [settings_of(one.server)["timing"] for one in found]
+    assert [one.get("expert_tiles", "tuned") for one in timing] == [
+        "default",
+        "tuned",
+        "tuned",
+        "default",
+        "tuned",
+        "tuned",
+    ]
+    assert [one["expert_kernel"] for one in timing] == [*["triton"] * 5, "deepgemm"]
 
 
 def test_turns_of_a_conversation_come_behind_one_another_at_once(tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ class TimingConfig(Config):
     expert_rows: NonNegativeInt = 0
     """Rows that a kernel of the experts computes at least for every expert of a rank, whoever was chosen, in one padded
     array: 128 in DeepGEMM as vLLM calls it, for experts in block-wise FP8."""
+    scale_conversion: bool = False
+    """Whether products in block-wise FP8 convert the scales of their weights in every call: DeepGEMM on Blackwell,
+    called with scales as 32-bit floats."""
     all_reduce: Literal["", "flashinfer"] = ""
     """Whose all-reduce runs beside the engine's own: FlashInfer's, which vLLM (fuse_allreduce_rms) and SGLang
     (--enable-flashinfer-allreduce-fusion) fuse with the norm behind it; silicon: its kernel is TensorRT-LLM's, and the

@@ -8,6 +8,7 @@ import numpy as np
 from gnomon.catalog.devices import Device, device
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
+from gnomon.timing.deepgemm import conversion_s, padding_s
 from gnomon.timing.operators import Communication, Experts, Gemm, Operator, Sampling
 from gnomon.timing.operators.sampling import MEASURED_ON
 from gnomon.timing.sources import Context, Range, Source, make_source
@@ -21,8 +22,6 @@ PROMPT_TOKENS = 256.0
 """Products of more tokens than this are those of prompts: decodes rarely reach it."""
 
 
-GROUPED_RATE = 0.6
-"""Share of the peak that grouped FP8 products reach."""
 FEW_UNTUNED, MANY_UNTUNED = 0.07, 0.55
 """By how much longer experts in 16 bits take with vLLM's default tiles than with tuned ones: up to as many tokens as
 the rank has experts, and beyond, where the tiles are others. Medians over six shapes, 1 to 4,096 tokens, on an H200
@@ -60,11 +59,13 @@ class Timer:
     def _at_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         seconds, clock = self._at_full_clock(operator, *sizes), self.context.config.clock
         if isinstance(operator.work, Experts):
-            seconds = self._as_the_engine(operator, seconds) + self._padding_s(operator.work, *sizes)
+            seconds = self._as_the_engine(operator, seconds)
             if self.context.config.expert_tiles == "default" and operator.work.format.name == "bf16":
                 slower = self.context.device.bandwidth_bytes_s / device(MEASURED_ON).bandwidth_bytes_s
                 is_few = sizes[0] <= operator.work.num_local
                 seconds = seconds * (1.0 + slower * np.where(is_few, FEW_UNTUNED, MANY_UNTUNED))
+        if isinstance(operator.work, Gemm | Experts):
+            seconds = seconds + self._deepgemm_s(operator.work, *sizes)
         if clock < 1.0 and isinstance(operator.work, Gemm | Experts):
             one = self._at_full_clock(operator, np.ones(1))
             return one + (seconds - one) / clock
@@ -77,17 +78,15 @@ class Timer:
         few = np.minimum(seconds, self._at_full_clock(experts, np.full(1, PROMPT_TOKENS)))
         return few + (seconds - few) / self.context.config.expert_speed
 
-    def _padding_s(self, work: Experts, tokens: Floats) -> Floats | float:
-        """Experts whose rows lie in one array, so many for each at least: what the padding takes to compute and to move
-        beyond the rows that were chosen."""
-        rows = work.num_local * self.context.config.expert_rows
-        if not rows or work.format.name != "fp8_block":
+    def _deepgemm_s(self, work: Gemm | Experts, *sizes: Floats) -> Floats | float:
+        """What DeepGEMM takes beyond the product, where the engine runs it."""
+        config, gpu = self.context.config, self.context.device
+        if work.format.name != "fp8_block":
             return 0.0
-        padding = np.maximum(rows - work.routed(tokens), 0.0)
-        each = work.projections * work.hidden * work.ffn
-        compute = 2.0 * padding * each / (GROUPED_RATE * self.context.device.flops("fp8"))
-        moved = padding * (5 * work.hidden + 2 * work.projections * work.ffn)
-        return compute + moved / self.context.device.bandwidth_bytes_s
+        converted = conversion_s(work, gpu) if config.scale_conversion else 0.0
+        if isinstance(work, Gemm):
+            return converted
+        return padding_s(work, sizes[0], config.expert_rows, gpu) + converted if config.expert_rows else 0.0
 
     def _at_full_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         measured = self._measured(operator)

@@ -223,14 +223,17 @@ def median_answer(mean: float, task: Task) -> float:
 def _kernels(server: Server) -> dict[str, Any]:
     """Kernels of vLLM 0.11.1: Triton's for experts but for two models on B200, DeepGEMM's for those in block-wise FP8,
     and an all-reduce of its own but for gpt-oss on B200. Of H100's it had tuned tiles (`fused_moe/configs`) for all of
-    128 experts on a GPU, or half of them; the tables of B200 were measured without, too."""
+    128 experts on a GPU, or half of them; of B200's for none, while the tables were measured with tiles for all of 128
+    (vLLM's pull request 31448)."""
     is_oss, is_b200 = "gpt-oss" in server.model, server.device == "b200"
     kernels: dict[str, Any] = {"all_reduce": "flashinfer" if is_oss and is_b200 else "", "expert_kernel": "triton"}
     if is_b200 and (is_oss or "DeepSeek" in server.model):
         kernels["expert_kernel"] = "trtllm"
     elif server.model.startswith("Qwen/") and server.model.endswith("-FP8"):
         kernels["expert_rows"] = 128
-    elif not is_b200 and server.expert_parallel and server.tensor_parallel > 2:
+        if is_b200:
+            kernels["expert_kernel"] = "deepgemm"
+    elif server.tensor_parallel == 1 if is_b200 else server.expert_parallel and server.tensor_parallel > 2:
         kernels["expert_tiles"] = "default"
     return kernels
 
