@@ -76,21 +76,11 @@ def _flag(name: str, value: Any, values: dict[str, Any] | None, is_flag: bool) -
     if is_flag and isinstance(value, float):  # Options of policies are numbers.
         value = bool(value)
     spelled = "--" + name.replace("_", "-")
-    if value is None or value == _UNSAID.get(name):
+    if value is None or value == option_map("vllm").unsaid.get(name):
         return []
     if isinstance(value, bool):
         return [spelled if value else "--no-" + name.replace("_", "-")]
     return [spelled, f"{value:g}" if isinstance(value, float) else str(value)]
-
-
-# vLLM's own defaults, which need no word.
-_UNSAID = {
-    "enable_prefix_caching": True, "scheduler_reserve_full_isl": True, "enable_expert_parallel": False,
-    "enforce_eager": False, "async_scheduling": False, "watermark": 0.0,
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9,
-    "block_size": 16, "seed": 0, "prefill_schedule_interval": 1, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
-    "stream_interval": 1,
-}  # fmt: skip
 
 
 def _at(section: Any, path: list[str]) -> Any:

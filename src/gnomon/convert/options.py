@@ -92,6 +92,8 @@ class OptionMap(Config):
     """The option that a bare word sets."""
     scenario: dict[str, Any] = Field(default_factory=dict)
     """Dotted keys that are always set: what the tool does without being asked."""
+    unsaid: dict[str, Any] = Field(default_factory=dict)
+    """The tool's own defaults, which need no word where a command is written."""
     options: dict[str, Option]
     groups: tuple[Group, ...] = ()
 

@@ -4,36 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon import catalog
-from gnomon.convert.options import value_of, words_of
+from gnomon.convert.options import DATA, value_of, words_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.core.text import to_yaml
+from gnomon.core.text import own_yaml, to_yaml
 from gnomon.training.config import TrainConfig
 from gnomon.training.stages import stages_of
 
-EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
-"""Megatron-LM's `--cp-comm-type`."""
-STRATEGIES = {"no_shard": "none", "optim": "optimizer", "optim_grads": "gradients", "optim_grads_params": "parameters"}
-"""Megatron-FSDP's `--data-parallel-sharding-strategy`."""
-FORMATS = {"bf16": [], "fp8": ["--fp8-format hybrid"], "mxfp8": ["--fp8-format e4m3 --fp8-recipe mxfp8"],
-           "nvfp4": ["--fp4-format e2m1"]}  # fmt: skip
-"""Of products."""
-UNASKED = {"framework": "megatron", "sharding": "none", "sequence_parallel": False, "tensor_overlap": False,
-           "cuda_graphs": False}  # fmt: skip
-"""What Megatron-LM does without being asked."""
-SIZES = {
-    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
-    "num_virtual_stages_per_pipeline_rank": "virtual_stages", "context_parallel_size": "context_parallel",
-    "expert_model_parallel_size": "expert_parallel", "expert_tensor_parallel_size": "expert_tensor_parallel",
-    "micro_batch_size": "micro_batch", "global_batch_size": "batch", "seq_length": "sequence", "world_size": "gpus",
-    "recompute_num_layers": "recompute_layers",
-}  # fmt: skip
-"""Numbers that mean the same."""
-SHAPE = {
-    "num_layers": "num_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "ffn_size",
-    "num_attention_heads": "num_heads", "num_experts": "num_experts",
-}  # fmt: skip
-"""By which a command's model is found in the catalog."""
+MEGATRON: dict[str, dict[str, Any]] = own_yaml(DATA / "megatron.yaml")
+SIZES, SHAPE, EXCHANGES, STRATEGIES = (MEGATRON[name] for name in ("sizes", "shape", "exchanges", "strategies"))
 STAGES = ("num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout")
 """Other ways to say how many virtual stages there are."""
 WORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -90,7 +69,7 @@ def megatron_command(config: TrainConfig) -> str:
     if c.recompute == "full":
         layers = c.recompute_layers if c.recompute_layers is not None else -(-c.shape.num_layers // c.num_stages)
         words.append(f"--recompute-method block --recompute-num-layers {layers}")
-    return " ".join([*words, "--bf16", *FORMATS[c.precision]])
+    return " ".join([*words, "--bf16", *MEGATRON["formats"][c.precision]])
 
 
 def torchtitan_command(config: TrainConfig) -> str:
@@ -123,7 +102,7 @@ def read_megatron(
 ) -> tuple[TrainConfig, dict[str, str]]:
     """The step that a Megatron-LM command runs, and its options that say nothing about it."""
     given = _options(command)
-    values: dict[str, Any] = {"model": model or _model(given), "device": device, **UNASKED}
+    values: dict[str, Any] = {"model": model or _model(given), "device": device, **MEGATRON["unasked"]}
     without: dict[str, str] = {}
     for name, value in given.items():
         if name in SIZES:

@@ -2,12 +2,10 @@
 
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Action, Schedule, overlapped
-from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
+from gnomon.pipeline.zoo.plan import Plan, built_in
 
 
-@pipeline_schedule(
-    "gpipe", summary="All forwards, then all backwards.", source="arXiv 1811.06965", bubble="(p-1)(F+B)", memory="m"
-)
+@built_in("gpipe")
 def gpipe(plan: Plan) -> Schedule:
     """All forwards, then all backwards."""
     count = range(plan.microbatches)
@@ -20,10 +18,7 @@ def gpipe(plan: Plan) -> Schedule:
     )
 
 
-@pipeline_schedule(
-    "1f1b", summary="One forward, one backward.", source="arXiv 2006.09503", bubble="(p-1)(F+B)",
-    memory="p-j at stage j",
-)  # fmt: skip
+@built_in("1f1b")
 def one_f_one_b(plan: Plan) -> Schedule:
     """As many forwards as there are stages below, then one forward and one backward in turn."""
     return Schedule("1f1b", tuple(_one_f_one_b(plan, rank) for rank in range(plan.ranks)))
@@ -45,10 +40,7 @@ def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> 
     return tuple(order)
 
 
-@pipeline_schedule(
-    "interleaved", summary="1F1B over v chunks per rank.", source="arXiv 2104.04473", bubble="(p-1)(F+B)/v",
-    memory="more than 1F1B", takes_chunks=True,
-)  # fmt: skip
+@built_in("interleaved")
 def interleaved(plan: Plan) -> Schedule:
     """1F1B over `chunks` stages per rank: groups of `ranks` micro-batches pass through one chunk after the other."""
     _check_groups(plan, "interleaved 1F1B")
@@ -69,11 +61,7 @@ def _chunk_order(plan: Plan, rank: int) -> tuple[list[Action], list[Action], int
     return forwards, backwards, 2 * (p - rank - 1) + (chunks - 1) * p
 
 
-@pipeline_schedule(
-    "1f1b-a2a", summary="Interleaved 1F1B whose forwards run beside backwards: experts' exchange is hidden.",
-    source="Megatron-LM, overlap_moe_expert_parallel_comm", bubble="(p-1)(F+B)/v",
-    memory="one more chunk than interleaved", takes_chunks=True, overlaps_exchange=True,
-)  # fmt: skip
+@built_in("1f1b-a2a")
 def overlapped_exchange(plan: Plan) -> Schedule:
     """One forward more in the warm-up, then every forward together with the backward of an earlier micro-batch: while
     one of them exchanges tokens, the other computes."""
@@ -98,19 +86,13 @@ def _check_groups(plan: Plan, name: str) -> None:
         )
 
 
-@pipeline_schedule(
-    "zb-h1", summary="Weight gradients put off by the rank.", source="arXiv 2401.10241", bubble="(p-1)(F+I-W)",
-    memory="p",
-)  # fmt: skip
+@built_in("zb-h1")
 def zb_h1(plan: Plan) -> Schedule:
     """The warm-up of 1F1B; rank r puts off r weight gradients."""
     return Schedule("zb-h1", tuple(_handcrafted(plan, rank, 1) for rank in range(plan.ranks)))
 
 
-@pipeline_schedule(
-    "zb-h2", summary="Twice the warm-up and delay of ZB-H1.", source="arXiv 2401.10241", bubble="(p-1)(F+I-2W)",
-    memory="2p-1", counts_spans=True,
-)  # fmt: skip
+@built_in("zb-h2")
 def zb_h2(plan: Plan) -> Schedule:
     """Twice the warm-up, twice the delay: no bubble where the passes are equal, for twice the memory."""
     return Schedule("zb-h2", tuple(_handcrafted(plan, rank, 2) for rank in range(plan.ranks)))

@@ -8,20 +8,16 @@ The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from gnomon.core.arrays import Ints
 from gnomon.pipeline.schedule import Action, Schedule
-from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
+from gnomon.pipeline.zoo.plan import Plan, built_in
 
 PERIOD = 6
 """Slots per micro-batch: two chunks of forward, input gradient and weight gradient."""
 F_DOWN, F_UP, B_DOWN, B_UP, WEIGHTS = range(5)
-_ALIKE: dict[str, Any] = {
-    "source": "arXiv 2405.15362", "is_packed": True, "counts_spans": True, "stages_per_rank": 2,
-}  # fmt: skip
 Offsets = Callable[[int, int], tuple[int, int, int, int]]
 
 
@@ -137,17 +133,13 @@ def _make(name: str, plan: Plan, offsets: Offsets) -> Schedule:
     return Schedule(name, tuple(slots.order(rank) for rank in range(plan.ranks)))
 
 
-@pipeline_schedule(
-    "v-half", summary="Two chunks in a V, half of the memory.", bubble="1/2 of 1F1B", memory="p/2 + 1", **_ALIKE
-)
+@built_in("v-half")
 def v_half(plan: Plan) -> Schedule:
     """Half of the activations of 1F1B."""
     return _make("v-half", plan, _v_half)
 
 
-@pipeline_schedule(
-    "v-min", summary="Two chunks in a V, a third of the memory.", bubble="2/3 of 1F1B", memory="p/3 + 1", **_ALIKE
-)
+@built_in("v-min")
 def v_min(plan: Plan) -> Schedule:
     """A third of the activations of 1F1B."""
     return _make("v-min", plan, _v_min)

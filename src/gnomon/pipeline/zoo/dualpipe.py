@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Action, Schedule, overlapped
-from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
+from gnomon.pipeline.zoo.plan import Plan, built_in
 
 MakeAction = Callable[[str, int, int], Action]
 """(kind, stream, number within the stream) -> action."""
@@ -83,11 +83,7 @@ def _eight_steps(distance: int, length: int, microbatches: int, make: MakeAction
     return tuple(steps.order)
 
 
-@pipeline_schedule(
-    "dualpipe-v", summary="DualPipe folded into a V: one copy of the weights.",
-    source="github.com/deepseek-ai/DualPipe", bubble="(p-1)(f&b+b-3w) per chunk", memory="2p+1 chunks",
-    counts_spans=True, stages_per_rank=2,
-)  # fmt: skip
+@built_in("dualpipe-v")
 def dualpipe_v(plan: Plan) -> Schedule:
     """A V of 2p stages: rank r holds stage r and stage 2p-1-r."""
     p, m = plan.ranks, plan.microbatches
@@ -100,10 +96,7 @@ def dualpipe_v(plan: Plan) -> Schedule:
     return Schedule("dualpipe-v", tuple(of_rank(rank) for rank in range(p)))
 
 
-@pipeline_schedule(
-    "dualpipe", summary="Two streams from both ends, forward and backward overlapped.", source="arXiv 2412.19437",
-    bubble="(p/2-1)(F&B+B-3W)", memory="p+1, two copies of the weights", counts_spans=True,
-)  # fmt: skip
+@built_in("dualpipe")
 def dualpipe(plan: Plan) -> Schedule:
     """Half of the micro-batches enter at each end; rank r holds stage r and stage p-1-r."""
     p, m = plan.ranks, plan.microbatches

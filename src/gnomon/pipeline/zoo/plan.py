@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.registry import Registry
+from gnomon.core.text import own_yaml
 from gnomon.pipeline.schedule import Schedule
 
 T = TypeVar("T", bound=Callable[..., Schedule])
@@ -81,20 +83,19 @@ class ScheduleSpec:
     """Its papers count the longest span of a rank, not the make-span: the next step begins where a rank is done."""
 
 
-_IN = {
-    "classic": ("1f1b", "1f1b-a2a", "gpipe", "interleaved", "zb-h1", "zb-h2"),
-    "controllable_memory": ("v-half", "v-min"),
-    "dualpipe": ("dualpipe", "dualpipe-v"),
-    "zero_bubble_auto": ("zb-1p", "zb-2p", "zb-auto"),
-    "zero_bubble_v": ("zb-v",),
-}
+_BUILT_IN: dict[str, dict[str, Any]] = own_yaml(Path(__file__).parent / "schedules.yaml")
 SCHEDULES: Registry[ScheduleSpec] = Registry(
     "schedule",
     ScheduleSpec,
-    built_in=dict(sorted((name, f"gnomon.pipeline.zoo.{module}") for module, names in _IN.items() for name in names)),
+    built_in={name: f"gnomon.pipeline.zoo.{traits.pop('module')}" for name, traits in _BUILT_IN.items()},
 )
 
 
 def pipeline_schedule(name: str, **traits: Any) -> Callable[[T], T]:
     """Register a function from a `Plan` to a schedule under `name`; `traits` are the fields of its `ScheduleSpec`."""
     return SCHEDULES.register(name, **traits)
+
+
+def built_in(name: str) -> Callable[[T], T]:
+    """Register a schedule of this package, with its traits in schedules.yaml."""
+    return pipeline_schedule(name, **_BUILT_IN[name])

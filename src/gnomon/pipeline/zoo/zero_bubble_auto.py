@@ -9,24 +9,17 @@ The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble
 
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.zoo.packing import Leg, Timeline
-from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
+from gnomon.pipeline.zoo.plan import Plan, built_in
 
 FORWARD, BACKWARD = 0, 1
 LEGS = (Leg("F", 1, lambda rank: rank), Leg("I", -1, lambda rank: rank))
 
 
-_ALIKE: dict[str, Any] = {"source": "arXiv 2401.10241", "is_packed": True, "counts_spans": True}
-
-
-@pipeline_schedule(
-    "zb-auto", summary="Packed within --memory-limit.", bubble="by the limit", memory="the limit", keeps_limit=True,
-    **_ALIKE,
-)  # fmt: skip
+@built_in("zb-auto")
 def zero_bubble(plan: Plan) -> Schedule:
     """The best variant within `plan.memory_limit` activations per rank."""
     limit = plan.memory_limit if plan.memory_limit is not None else 2.0 * plan.ranks
@@ -113,16 +106,13 @@ def _is_ahead(timeline: Timeline, rank: int) -> bool:
     return next_backward - timeline.clock[rank] <= max(timeline.bubble) - timeline.bubble[rank]
 
 
-@pipeline_schedule(
-    "zb-1p", summary="Packed within the memory of 1F1B.", bubble="as ZB-H1 or less", memory="p",
-    **_ALIKE,
-)  # fmt: skip
+@built_in("zb-1p")
 def zb_1p(plan: Plan) -> Schedule:
     """The memory of 1F1B."""
     return replace(zero_bubble(replace(plan, memory_limit=float(plan.ranks))), name="zb-1p")
 
 
-@pipeline_schedule("zb-2p", summary="Packed within twice that memory.", bubble="near 0", memory="2p", **_ALIKE)
+@built_in("zb-2p")
 def zb_2p(plan: Plan) -> Schedule:
     """Twice the memory of 1F1B."""
     return replace(zero_bubble(replace(plan, memory_limit=2.0 * plan.ranks)), name="zb-2p")

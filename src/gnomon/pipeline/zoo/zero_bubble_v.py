@@ -12,15 +12,12 @@ from itertools import product
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.zoo.packing import Leg, Timeline
-from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
+from gnomon.pipeline.zoo.plan import Plan, built_in
 
 F_DOWN, F_UP, B_DOWN, B_UP = 0, 1, 2, 3
 
 
-@pipeline_schedule(
-    "zb-v", summary="Two chunks per rank in a V, packed.", source="arXiv 2401.10241", bubble="0 where F=I=W",
-    memory="p", keeps_limit=True, is_packed=True, counts_spans=True, stages_per_rank=2,
-)  # fmt: skip
+@built_in("zb-v")
 def zb_v(plan: Plan) -> Schedule:
     """The best variant within the memory of 1F1B (or `plan.memory_limit`, if that is more)."""
     if plan.microbatches < 2 * plan.ranks:
