@@ -133,6 +133,14 @@ ROUTERS = {
         "fleet.cluster.replicas[0].free_blocks -= 1\n    return 0",
         "the router {name} leaves the books wrong at the end of the run (free_blocks). Look at the replicas",
     ),
+    "makes_longer": (
+        "fleet.cluster.requests[request_id].prompt_tokens = 7\n    return 0",
+        "the router {name} leaves the books wrong at the end of the run (prompt_tokens). Look at the replicas",
+    ),
+    "ends_them": (
+        "fleet.cluster.requests[request_id].status = 3\n    return 0",
+        "leaves the books wrong at the end of the run (status). Look at the replicas",
+    ),
     "nothing": ("return None", "{name}"),
     "half": ("return 0.5", "{name}"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,7 @@ from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError, Unkn
 from gnomon.core.files import write_text, written_whole
 from gnomon.core.registry import Registry
 from gnomon.core.streams import stream
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 
 
@@ -62,6 +64,19 @@ def test_registry_keeps_traits_refuses_duplicates_and_names_the_nearest() -> Non
         things["round_robbin"]
     with pytest.raises(UnknownNameError, match=r"trait of a thing 'is_fats'.*Did you mean 'is_fast'"):
         things.register("other", is_fats=True)
+
+
+def test_only_functions_with_a_name_and_numbers_as_options_are_registered() -> None:
+    """They ended in tracebacks when they were asked."""
+    for wrong in (partial(max, 1), Thing, Thing("a", int)):
+        with pytest.raises(GnomonError, match=r"cannot be the router 'wrong'.*with a name, above a function"):
+            ROUTERS.register("wrong")(wrong)
+    with pytest.raises(GnomonError, match="cannot be the router 5"):
+        ROUTERS.register(5)(lambda: 1)  # type: ignore[arg-type]
+    for options in ([1], {"a": "text"}):
+        with pytest.raises(GnomonError, match="are no numbers by name"):
+            ROUTERS.register("wrong", options=options)
+    assert "wrong" not in ROUTERS
 
 
 def test_registry_imports_a_built_in_module_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from serving_kit import check_invariants, requests_of, run, scenario
 
 TESTS = Path(__file__).parents[1]
 PLAIN = ("no_keep_running", "no_hold", "out_of_range", "endless", "twice", "beyond", "outside", "nothing", "half",
-         "divides", "writes")  # fmt: skip
+         "divides", "writes", "makes_longer", "ends_them")  # fmt: skip
 """Mistakes that are tried in plain Python, too."""
 
 
@@ -85,6 +85,21 @@ def test_own_code_does_not_end_the_process(tmp_path: Path, ends: str) -> None:
     whole.write_text(f"import sys\n\n{ends}\n")
     with pytest.raises(ConfigError, match=rf"whole_{name}\.py:3: (SystemExit|GeneratorExit)"):
         run(scenario(router={"name": name, "file": str(whole)}))
+
+
+HUGE = 'from gnomon.extend import {kind}\n\n\n@{kind}("{name}"{traits})\ndef {name}(*seen):\n    return 10**400\n'
+
+
+def test_a_number_beyond_all_bounds_is_an_answer_like_others(tmp_path: Path) -> None:
+    from gnomon.core.errors import ConfigError
+
+    (tmp_path / "router.py").write_text(HUGE.format(kind="router", name="far", traits=", compiled=False"))
+    with pytest.raises(ConfigError, match=r"the router far answered .* there is no such replica"):
+        run(scenario(router={"name": "far", "file": str(tmp_path / "router.py")}, num_replicas=2))
+    (tmp_path / "controller.py").write_text(HUGE.format(kind="controller", name="many", traits=""))
+    chosen = {"name": "many", "file": str(tmp_path / "controller.py"), "interval_s": 1.0}
+    with pytest.raises(ConfigError, match="that is no number of replicas"):
+        run(scenario(fleet={"controller": chosen, "max_replicas": 2}))
 
 
 @pytest.mark.parametrize(

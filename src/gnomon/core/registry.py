@@ -12,10 +12,11 @@ a decorator beside the thing fills it in; nothing elsewhere compares names.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
+from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, UnknownNameError
-from gnomon.core.user_files import OWN, load_user_file
+from gnomon.core.user_files import OWN, load_user_file, plain
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -25,13 +26,15 @@ class Registry(Generic[S]):
     """Specs by name. A name can be taken only once; the module of a built-in one is imported when it is asked for.
 
     `spec` makes a spec from the name, the thing and its traits; without it things are their own specs. `built_in` says
-    which module registers each name, in the order of the listing. `where` is the key at which a wrong name stands.
+    which module registers each name, in the order of the listing. `where` is the key at which a wrong name stands; with
+    a spec, things are `of` some type.
     """
 
     def __init__(
-        self, kind: str, spec: Any = None, *, built_in: Mapping[str, str] | None = None, where: str | None = None
-    ) -> None:
-        self.kind, self.where = kind, where
+        self, kind: str, spec: Any = None, *, built_in: Mapping[str, str] | None = None, where: str | None = None,
+        of: type = FunctionType,
+    ) -> None:  # fmt: skip
+        self.kind, self.where, self.of = kind, where, of
         self._spec, self._built_in = spec, dict(built_in or {})
         self._specs: dict[str, S] = {}
 
@@ -50,8 +53,14 @@ class Registry(Generic[S]):
         for trait in traits:
             if trait not in known:
                 raise UnknownNameError(f"trait of a {self.kind}", trait, known, where=name)
+        options = traits.get("options", {})
+        if not isinstance(options, Mapping) or not all(isinstance(one, int | float) for one in options.values()):
+            raise GnomonError(f"options={options!r} are no numbers by name.", where=name, fix='Give {"target": 0.7}.')
 
         def add(thing: T) -> T:
+            if not isinstance(name, str) or (self._spec and not isinstance(plain(thing), self.of)):
+                fix = f"Put the decorator, with a name, above a {'class' if self.of is type else 'function'}."
+                raise GnomonError(f"{thing!r} cannot be the {self.kind} {name!r}.", fix=fix)
             spec: Any = self._spec(name, thing, **traits) if self._spec else thing
             self.add(name, spec)
             return thing

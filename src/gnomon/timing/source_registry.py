@@ -42,6 +42,7 @@ SOURCES: Registry[SourceSpec] = Registry(
         "recorded": "gnomon.timing.sources",
     },
     where="timing.source",
+    of=object,
 )
 
 

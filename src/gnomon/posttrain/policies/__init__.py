@@ -83,6 +83,7 @@ POLICIES: Registry[SchedulingSpec] = Registry(
     SchedulingSpec,
     built_in={name: f"gnomon.posttrain.policies.{module}" for name, module in _IN.items()},
     where="policy.name",
+    of=type,
 )
 COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
 """Those of a comparison unless others are named."""

@@ -108,7 +108,7 @@ class Manager:
         answer = asked(self.spec.decide, "controller", view)
         try:
             count = float(answer)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             count = math.nan
         if not math.isfinite(count) or count < 0 or count != int(count):
             raise ConfigError(

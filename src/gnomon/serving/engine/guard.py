@@ -17,7 +17,8 @@ from gnomon.core.text import own_yaml
 from gnomon.core.user_files import is_own, own_error, place_of, plain
 from gnomon.jit import unraised_errors
 from gnomon.serving.engine import contract
-from gnomon.serving.engine.state import BUDGET, FAULT, FINISHED, NO_LIMIT, REJECTED, Cluster
+from gnomon.serving.engine.state import BUDGET, ENDED, FAULT, FINISHED, NO_LIMIT, NOT_ARRIVED, REJECTED, Cluster
+from gnomon.workload import Requests
 
 T = TypeVar("T")
 
@@ -62,8 +63,8 @@ class Guard:
                 if self.between is not None:
                     self.between()
 
-    def audit(self) -> None:
-        """Check the books of a run that was not cut short: every request ended, nothing is held."""
+    def audit(self, offered: Requests) -> None:
+        """Check the books of a run that was not cut short: every request ended as it was offered, nothing is held."""
         replicas, requests = self.cluster.replicas, self.cluster.requests
         ended = int(np.count_nonzero((requests.status == FINISHED) | (requests.status == REJECTED)))
         books = (
@@ -75,6 +76,10 @@ class Guard:
             wrong.append("free_blocks")
         if int(replicas.num_finished.sum() + replicas.num_rejected.sum()) != ended:
             wrong.append("num_finished")
+        if not np.isin(requests.status, (NOT_ARRIVED, *ENDED)).all():
+            wrong.append("status")
+        lengths = ("prompt_tokens", "output_tokens")
+        wrong += [name for name in lengths if (requests[name] != getattr(offered, name)).any()]
         if not wrong:
             return
         raise self._blamed(f"leaves the books wrong at the end of the run ({', '.join(wrong)}).")

@@ -12,7 +12,7 @@ from gnomon.serving.engine.cluster import ADVANCE, serve
 from gnomon.serving.engine.context import Engine, Environment, Fleet, Router
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log
-from gnomon.serving.engine.state import BUDGET
+from gnomon.serving.engine.state import BUDGET, NO_LIMIT
 from gnomon.serving.run.patience import Patience
 
 PLAIN_COST = 100
@@ -71,7 +71,7 @@ def _drive(
             assert route is not None
             r = route(manager.fleet if manager else fleet, int(book.subject)) - 1
             if not 0 <= r < cluster.replicas.size:
-                cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
+                cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, min(max(r, -NO_LIMIT), NO_LIMIT), book.subject)
                 return
             cluster.requests[book.subject].replica = r
         if manager is not None:

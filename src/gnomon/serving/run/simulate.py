@@ -181,7 +181,7 @@ def _serve(
         opened.drive(last)
     opened.advance(scenario.time_limit_s or NEVER)
     if scenario.time_limit_s is None and not (opened.manager and opened.manager.gave_up):
-        opened.guard.audit()
+        opened.guard.audit(requests)
     return before
 
 
