@@ -98,6 +98,17 @@ def test_stop_strings_end_an_answer_and_are_not_said(server):
         assert one["usage"]["completion_tokens"] == where + 1  # It is computed.
 
 
+def test_why_an_answer_ends(server):
+    """By the limit, however long it would have been by itself; by a stop string, if it is in the last token, too."""
+    _, client = server
+    for asked in ({"max_tokens": 300, "ignore_eos": True}, {"max_tokens": 300, "min_tokens": 500}):
+        one = client.post("/v1/completions", json={"prompt": "Why?", **asked}).json()
+        assert (one["choices"][0]["finish_reason"], one["usage"]["completion_tokens"]) == ("length", 300)
+    word = one["choices"][0]["text"].split()[0]
+    last = client.post("/v1/completions", json={"prompt": "Why?", "max_tokens": 1, "stop": word}).json()
+    assert (last["choices"][0]["finish_reason"], last["choices"][0]["text"]) == ("stop", " ")
+
+
 def test_up_to_stop_by_hand():
     assert up_to_stop([" a", " bc", " d"], []) == [" a", " bc", " d"]
     assert up_to_stop([" a", " bc", " d"], ["c d", "x"]) == [" a", " b", ""]
@@ -112,6 +123,8 @@ def test_several_prompts_and_several_choices(server):
     assert [one["index"] for one in whole["choices"]] == [0, 1, 2, 3]
     assert len({one["text"] for one in whole["choices"]}) == 4
     assert whole["usage"]["completion_tokens"] == 12
+    said = sum(len(Pieces().encode(one)) for one in asked["prompt"])
+    assert whole["usage"]["prompt_tokens"] == said, "once, however many answers a prompt has"
     with client.stream("POST", "/v1/completions", json=asked | {"stream": True}) as response:
         found = events(response)
     texts = ["", "", "", ""]
@@ -130,6 +143,8 @@ def test_several_prompts_and_several_choices(server):
         (b'{"prompt": "x", "max_tokens": "4"}', 400, "max_tokens"),
         (b'{"prompt": ""}', 400, "prompt"),
         (b'{"prompt": []}', 400, "prompt"),
+        (b'{"prompt": [9223372036854775808]}', 400, "prompt"),
+        (b'{"prompt": [[-1]]}', 400, "prompt"),
         (b'{"prompt": "x", "n": 99}', 400, "n"),
         (b'{"prompt": "x", "stop": ""}', 400, "stop"),
         (b'{"prompt": "x", "stop": ["a", "b", "c", "d", "e"]}', 400, "stop"),

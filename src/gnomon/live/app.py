@@ -204,7 +204,8 @@ class App:
         natural = int(drawn[int(answer(self.tokenizer, prompt, 1, seed + 1)[0] * 7919 % len(drawn))])
         wanted = limit if asked.ignore_eos else min(limit, max(natural, asked.min_tokens))
         words = answer(self.tokenizer, prompt, wanted, seed)
-        texts = up_to_stop([self.tokenizer.words[word] for word in words], asked.stops)
+        whole = [self.tokenizer.words[word] for word in words]
+        texts = up_to_stop(whole, asked.stops)
         one = Asked(
             [*prompt, *self.tokenizer.word_tokens[words[: len(texts)]].tolist()],
             len(prompt),
@@ -214,14 +215,16 @@ class App:
         )
         if session:
             one = replace(one, session=hash(tuple(session)) & 0x7FFFFFFF)
-        is_cut = wanted == limit <= natural and len(texts) == wanted
+        is_cut = wanted == limit and texts == whole
         return Choice(self.driver.send(one, came_s), texts, "length" if is_cut else "stop")
 
     async def _send_whole(self, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer) -> None:
         for choice in choices:
             await choice.stream.end()
             _check_verdict(choice.stream)
-        await _send_json(send, writer.whole([("".join(one.texts), one.reason) for one in choices], _usage(choices)))
+        await _send_json(
+            send, writer.whole([("".join(one.texts), one.reason) for one in choices], _usage(asked, choices))
+        )
 
     async def _send_chunks(self, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer) -> None:
         await choices[0].stream.more()
@@ -231,7 +234,7 @@ class App:
         await asyncio.gather(*(self._send_choice(send, one, i, writer) for i, one in enumerate(choices)))
         tail = b"data: [DONE]\n\n"
         if asked.stream_options is not None and asked.stream_options.include_usage:
-            tail = writer.usage_chunk(_usage(choices)) + tail
+            tail = writer.usage_chunk(_usage(asked, choices)) + tail
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send_choice(self, send: Send, choice: Choice, index: int, writer: Writer) -> None:
@@ -296,10 +299,10 @@ def _check_verdict(stream: Stream) -> None:
         raise Refused(500, "the simulated engine has stopped.")
 
 
-def _usage(choices: list[Choice]) -> dict[str, Any]:
-    prompts = {id(one.stream.asked): one.stream.asked.prompt_tokens for one in choices}
-    cached = sum(one.stream.cached_tokens for one in choices)
-    return usage(sum(prompts.values()), cached, sum(len(one.texts) for one in choices))
+def _usage(asked: Completion | Chat, choices: list[Choice]) -> dict[str, Any]:
+    prompts = [one.stream for one in choices[:: asked.n or 1]]  # A prompt counts once, however many answers it has.
+    counts = (sum(one.asked.prompt_tokens for one in prompts), sum(one.cached_tokens for one in prompts))
+    return usage(*counts, sum(len(one.texts) for one in choices))
 
 
 async def _send_json(send: Send, data: Mapping[str, Any], status: int = 200) -> None:

@@ -123,6 +123,7 @@ class Refused(Exception):
 
 
 Word = Annotated[str, Field(min_length=1)]
+Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class StreamOptions(BaseModel):
@@ -160,7 +161,7 @@ class Common(BaseModel):
 class Completion(Common):
     """`/v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[Token] | list[str] | list[list[Token]]
     logprobs: None = None
     echo: Literal[False] | None = None
     suffix: None = None
