@@ -78,7 +78,7 @@ def calibrate(
 class GapExplanation(Result):
     """A recorded load beside its simulation, with likely causes of what differs."""
 
-    view, file = "calibration:gap_", "gap"
+    view, file = "calibration:gap_view", "gap"
     gap: Gap = field(repr=False)
 
     @property

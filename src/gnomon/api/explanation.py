@@ -139,8 +139,7 @@ class Explanation(Result):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The sentences, causes and figures, as plain data."""
-        found: dict[str, Any] = self._shown("data")
-        return found
+        return self.shown.data()
 
     def save(self, folder: str | Path) -> Path:
         """Write explanation.json and parts.parquet: every request's parts in nanoseconds."""

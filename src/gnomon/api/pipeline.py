@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
+from gnomon.report.blocks import Line, View
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.explain import WhatIf
     from gnomon.pipeline.run import Run
     from gnomon.pipeline.step import StepConfig, StepRecord
     from gnomon.pipeline.sweeps import Sweep, SweepConfig, SweepTable
-    from gnomon.report.blocks import Block
 
 Priority = float | str
 """A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
@@ -45,7 +43,7 @@ def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, *
 class PipelineStep(Result):
     """A training step that has run, and where its time goes."""
 
-    view = "pipeline.text:step_"
+    view = "pipeline.text:step_view"
     step: StepRecord = field(repr=False)
 
     def __repr__(self) -> str:
@@ -80,9 +78,6 @@ class PipelineStep(Result):
         from gnomon.report.pipeline.text import throttled_words
 
         return throttled_words(self.run)
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        return {"step": self.drawn, "priorities": self.priorities_drawn}
 
     def drawn(self, **look: Any) -> Drawing:
         """The Gantt chart with memory and links below; `view`, `show_throttling`, `show_completion_time` change it."""
@@ -160,16 +155,13 @@ class PrioritySweep(Result):
         """How many runs, and the shortest."""
         return {"runs": int(self.sweep.totals.size), "best": float(self.sweep.totals.min())}
 
-    def text(self) -> list[Block]:
-        """One line."""
-        from gnomon.report.blocks import Line
-
-        return [Line(f"{self.summary['runs']} runs, best {self.summary['best']:.4f}")]
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+    @property
+    def shown(self) -> View:
+        """One line, and every run."""
         from gnomon.report.pipeline.text import sweep_frame
 
-        return {"runs": partial(sweep_frame, self.sweep)}
+        told = f"{self.summary['runs']} runs, best {self.summary['best']:.4f}"
+        return View("sweep", lambda: [Line(told)], lambda: self.summary, {"runs": partial(sweep_frame, self.sweep)})
 
     def save(self, folder: str | Path) -> Path:
         """Write sweep.csv and one heat map per configuration."""

@@ -56,7 +56,7 @@ def posttrain(
 class PosttrainRun(Result):
     """The steps of one policy, and where the GPU time goes."""
 
-    view, listed = "posttrain.text:run_", ("steps",)
+    view = "posttrain.text:run_view"
     config: Posttrain
     record: RunRecord = field(repr=False)
 
@@ -101,7 +101,7 @@ def compare_policies(
 class PolicyComparison(Result):
     """Policies on the same lengths; the ratio is of tokens/s, over the static placement side by side."""
 
-    view = "posttrain.text:comparison_"
+    view = "posttrain.text:comparison_view"
     config: Posttrain
     outcomes: list[Outcome] = field(repr=False)
     with_oracle: bool = True
@@ -148,7 +148,7 @@ def plan_posttrain(
 class PosttrainPlan(Result):
     """Plans for a GPU budget, the best first."""
 
-    view, listed = "posttrain.text:plan_", ("plans",)
+    view = "posttrain.text:plan_view"
     plans: list[Planned] = field(repr=False)
     top: int = 10
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from gnomon.core.config import Config, load, spelled_out
 from gnomon.core.errors import GnomonError, UnknownNameError
 from gnomon.core.files import write_text
+from gnomon.report.blocks import Block, View, plots_in
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from gnomon.report.blocks import Block
 
 Value = TypeVar("Value")
 Rows = Sequence[Mapping[str, Any]]
@@ -59,46 +58,40 @@ class Result:
     """An answer: its figures at once; text, tables and pictures when they are asked for."""
 
     view: ClassVar[str] = ""
-    """The module of `gnomon.report` that shows it: functions of a result `text`, and where it has any `data` (what
-    `--json` prints), `tables` (rows or frames by name) and `drawers` (functions that draw, by name, if they are not
-    those of the text); after a colon, what their names begin with where several results share a module. A page
-    (`write_page`) has their `title` and, folded away, their `scenario`."""
+    """The function that says how it is shown, as `module` of `gnomon.report` (which holds `view`) or `module:name`."""
 
     file: ClassVar[str] = ""
-    """The JSON that `save` writes, if it is not named like the view."""
+    """The JSON that `save` writes, if it is not named like the page."""
 
-    listed: ClassVar[tuple[str, ...]] = ()
-    """Lists of the summary that are its tables, where the view has no `tables`."""
-
-    def _shown(self, name: str) -> Any:
-        module, _, prefix = self.view.partition(":")
-        function = getattr(import_module(f"gnomon.report.{module}"), prefix + name, None) if module else None
-        return None if function is None else function(self)
+    @property
+    def shown(self) -> View:
+        """How it is shown."""
+        module, _, name = self.view.partition(":")
+        made: View = getattr(import_module(f"gnomon.report.{module}"), name or "view")(self)
+        return made
 
     @property
     def summary(self) -> Any:
         """The figures, as plain data."""
-        return self._shown("data")
+        return self.shown.data()
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data: what `--json` prints."""
-        found: dict[str, Any] = self._shown("data") or self.summary
-        return found
+        return self.shown.data()
 
     @property
     def title(self) -> str:
         """Of the page."""
-        return str(self._shown("title"))
+        return self.shown.title
 
     def text(self) -> list[Block]:
         """Lines, tables and pictures: what the command line prints, and what a page shows."""
-        found: list[Block] = self._shown("text")
-        return found
+        return self.shown.text()
 
     def save(self, folder: str | Path) -> Path:
         """Write everything into `folder`, made if missing; returns it."""
-        file = Path(folder) / f"{self.file or self.view.rpartition('.')[2]}.json"
-        return write_text(file, json.dumps(self.to_dict(), indent=1, default=str)).parent
+        text = json.dumps(self.to_dict(), indent=1, default=str)
+        return write_text(Path(folder) / f"{self.file or self.title}.json", text).parent
 
     def write_page(
         self, path: str | Path, blocks: list[Block] | None = None, links: Mapping[str, str] | None = None
@@ -107,7 +100,7 @@ class Result:
         from gnomon.report.page import write_page
 
         shown = self.text() if blocks is None else blocks
-        return write_page(path, self.title, shown, scenario=self._shown("scenario") or "", links=links)
+        return write_page(path, self.title, shown, scenario=self.shown.scenario(), links=links)
 
     def explain(self) -> Result:
         """Why it is as it is; for results that have an explanation."""
@@ -116,25 +109,16 @@ class Result:
             fix="Explain one of gnomon.simulate, gnomon.pipeline or gnomon.posttrain.",
         )
 
-    def _frames(self) -> Mapping[str, Callable[[], Rows | pl.DataFrame]]:
-        found = self._shown("tables")
-        return {name: partial(self.summary.__getitem__, name) for name in self.listed} if found is None else found
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.blocks import plots_in
-
-        found = self._shown("drawers")
-        return {one.name: one.draw for one in plots_in(self.text())} if found is None else found
-
     @cached_property
     def frames(self) -> Mapping[str, pl.DataFrame]:
         """Polars data frames by name."""
-        return Lazy("frame", {name: partial(_frame, make) for name, make in self._frames().items()})
+        return Lazy("frame", {name: partial(_frame, make) for name, make in self.shown.tables.items()})
 
     @cached_property
     def drawings(self) -> Mapping[str, Drawing]:
         """The figures as plain dictionaries, for pages."""
-        return Lazy("figure", self._drawings())
+        own = self.shown.drawings
+        return Lazy("figure", own() if own else {one.name: one.draw for one in plots_in(self.text())})
 
     @cached_property
     def figures(self) -> Mapping[str, Any]:
@@ -160,20 +144,9 @@ class TableResult(Result):
     blocks: list[Block] = field(repr=False)
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """The figures, as plain data."""
-        return self.data
-
-    def text(self) -> list[Block]:
+    def shown(self) -> View:
         """The table."""
-        return self.blocks
-
-    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
-        return {"rows": lambda: self.rows}
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the figures as JSON."""
-        return write_text(Path(folder) / f"{self.name}.json", json.dumps(self.data, indent=1, default=str)).parent
+        return View(self.name, lambda: self.blocks, lambda: self.data, {"rows": lambda: self.rows})
 
 
 def _frame(make: Callable[[], Rows | pl.DataFrame]) -> pl.DataFrame:

@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.api.result import Progress, Result, Rows, read
+from gnomon.api.result import Progress, Result, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
+from gnomon.report.blocks import Table, View
 from gnomon.search.config import UNITS, BenchConfig, SearchConfig
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Search(Result):
 class SearchMatrix(Result):
     """One search per model and workload, and what each choice is worth elsewhere."""
 
-    view = "search.files:matrix_"
+    view = "search.files:matrix_view"
     matrix: Matrix = field(repr=False)
 
     def __repr__(self) -> str:
@@ -209,7 +210,6 @@ def bench(
 class Bench(Result):
     """The suite's table."""
 
-    file = "bench"
     config: BenchConfig
     rows: list[tuple[str, str, str, Record]] = field(repr=False)
     """Model, workload, policy, and what was measured."""
@@ -222,19 +222,13 @@ class Bench(Result):
             for model, workload, policy, record in self.rows
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The suite and its rows."""
-        return {"suite": self.config.model_dump(mode="json"), "rows": self.summary}
-
-    def text(self) -> list[Block]:
+    @property
+    def shown(self) -> View:
         """The table."""
-        from gnomon.report.blocks import Table
         from gnomon.report.search.text import bench_row
 
-        names = ("model", "workload", "policy")
-        return [Table([dict(zip(names, row, strict=False)) | bench_row(row[-1]) for row in self.rows])]
-
-    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
-        scalars = (str, int, float, bool, type(None))
-        rows = [{key: value for key, value in row.items() if isinstance(value, scalars)} for row in self.summary]
-        return {"capacities": lambda: rows}
+        names, scalars = ("model", "workload", "policy"), (str, int, float, bool, type(None))
+        rows = [dict(zip(names, row, strict=False)) | bench_row(row[-1]) for row in self.rows]
+        plain = [{key: value for key, value in row.items() if isinstance(value, scalars)} for row in self.summary]
+        data = {"suite": self.config.model_dump(mode="json"), "rows": self.summary}
+        return View("bench", lambda: [Table(rows)], lambda: data, {"capacities": lambda: plain})

@@ -42,7 +42,7 @@ def train(
 class TrainResult(Result):
     """A training step: its seconds, its parts, its memory."""
 
-    view, listed = "training:step_", ("time", "memory")
+    view = "training:step_view"
     step: TrainStep = field(repr=False)
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ def train_plan(
 class TrainPlanResult(Result):
     """Layouts of a training job, the fastest first."""
 
-    view = "training:plan_"
+    view = "training:plan_view"
     plan: TrainPlan = field(repr=False)
     job: Job | None = None
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.api.result import Progress, Result, Rows, TableResult
+from gnomon.api.result import Progress, Result, TableResult
 from gnomon.core.files import write_text
+from gnomon.report.blocks import View
 
 if TYPE_CHECKING:
-    from gnomon.report.blocks import Block
     from gnomon.verify.findings import Findings
 
 __all__ = ["Verification", "fetch_data", "list_data", "silicon_scenario", "verify"]
@@ -61,16 +61,12 @@ class Verification(Result):
         """The verdict, and what failed."""
         return {"check": self.check, "passed": self.passed, "failures": self.findings.failures}
 
-    def to_dict(self) -> dict[str, Any]:
-        """The verdict and every figure."""
-        return self.summary | self.findings.data
-
-    def text(self) -> list[Block]:
+    @property
+    def shown(self) -> View:
         """Every figure beside what it is held against."""
-        return self.findings.blocks
-
-    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
-        return {"rows": lambda: self.findings.rows}
+        found = self.findings
+        data = self.summary | found.data
+        return View("verification", lambda: found.blocks, lambda: data, {"rows": lambda: found.rows})
 
     def save(self, folder: str | Path) -> Path:
         """Write verification.json and the pictures that there are."""

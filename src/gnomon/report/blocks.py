@@ -6,7 +6,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gnomon.core import units
@@ -103,6 +103,25 @@ class Section:
 
 
 Block = Line | Table | Facts | Command | Card | Plot | Html | Section
+
+
+@dataclass(frozen=True)
+class View:
+    """How a result is shown; nothing of it is made before it is asked for."""
+
+    title: str
+    """Of its page."""
+    text: Callable[[], list[Block]]
+    data: Callable[[], dict[str, Any]]
+    """What `--json` prints."""
+    tables: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    """Rows or data frames."""
+    drawings: Callable[[], Mapping[str, Callable[[], Figure]]] | None = None
+    """The plots of the text unless given."""
+    scenario: Callable[[], str] = str
+    """Folded away at the end of a page."""
+
+
 _NUMBER = re.compile(r"[(+\-−±$≈≤]*\d")
 
 

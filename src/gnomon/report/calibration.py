@@ -1,6 +1,6 @@
 """A calibration in words: constants with their intervals, loads with their errors, what cannot be told."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,25 @@ from gnomon.calibration.gap import Difference, Gap, simulated_steps
 from gnomon.calibration.replay import latencies, simulated_latencies
 from gnomon.core import units
 from gnomon.core.arrays import Floats
-from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, lines
+from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, View, lines
 from gnomon.report.look import AXIS, COLOURS, figure, line
 from gnomon.serving.scenario.calibration import Calibration
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 
 
-def text(result: Any) -> list[Block]:
-    """Constants, loads, and what the logs cannot tell."""
+def view(result: Any) -> View:
+    """The constants of a server with their intervals, and how they do on every load."""
     found: Calibrated = result.found
+    loads = [check_row(one) for one in found.checks]
+    return View(
+        "Calibration", partial(_text, found), lambda: result.summary | {"loads": loads},
+        {"constants": lambda: constant_rows(found.calibration), "loads": lambda: loads},
+    )  # fmt: skip
+
+
+def _text(found: Calibrated) -> list[Block]:
+    """Constants, loads, and what the logs cannot tell."""
     about = found.calibration.provenance
     is_held = any(not one.is_fitted for one in found.checks)
     out: list[Block] = [
@@ -43,21 +52,6 @@ def text(result: Any) -> list[Block]:
         out.append(Table([_paced_row(one) for one in paced], caption=caption))
     warned = [note for note in about.notes if note.startswith("Only one load")]
     return [*out, *lines(warned, "warning"), *lines([note for note in about.notes if note not in warned], "note")]
-
-
-def data(result: Any) -> dict[str, Any]:
-    """The calibration, and each load's errors."""
-    loads: dict[str, Any] = {"loads": [check_row(one) for one in result.found.checks]}
-    return result.summary | loads
-
-
-def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """Constants and loads."""
-    found: Calibrated = result.found
-    return {
-        "constants": lambda: constant_rows(found.calibration),
-        "loads": lambda: [check_row(one) for one in found.checks],
-    }
 
 
 def constant_rows(calibration: Calibration) -> list[dict[str, Any]]:
@@ -127,16 +121,21 @@ def _percent(value: float | None) -> str | None:
 MOST_POINTS = 4000
 
 
-def gap_text(result: Any) -> list[Block]:
-    """Both over time, tables side by side, then the causes."""
+def gap_view(result: Any) -> View:
+    """A recorded load beside its simulation, with likely causes of what differs."""
     gap: Gap = result.gap
+    return View(f"{gap.name}: recorded and simulated", partial(_gap_text, gap), partial(_gap_data, gap))
+
+
+def _gap_text(gap: Gap) -> list[Block]:
+    """Both over time, tables side by side, then the causes."""
     out: list[Block] = []
     for metric, statistics in gap.figures.values.items():
         recorded, simulated = map(units.seconds, statistics["mean"])
         error = f"ours {simulated} ({gap.figures.error(metric):+z.1%})"
         out.append(Card(f"{METRICS[metric]} mean", recorded, error))
     out.append(Section("Both over time", [Plot("time_lines", lambda: time_lines(gap), "tall")]))
-    out.append(Table(figure_rows(gap), title=gap_title(result)))
+    out.append(Table(figure_rows(gap), title=f"{gap.name}: recorded and simulated"))
     if gap.steps:
         out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
     out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
@@ -176,9 +175,8 @@ def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
             "error": f"{one.relative:+z.1%}" if one.recorded else None}  # fmt: skip
 
 
-def gap_data(result: Any) -> dict[str, Any]:
+def _gap_data(gap: Gap) -> dict[str, Any]:
     """Latencies, iterations, counts and causes."""
-    gap: Gap = result.gap
     return {
         "log": gap.name,
         "latencies": {
@@ -190,11 +188,6 @@ def gap_data(result: Any) -> dict[str, Any]:
         "first_difference": gap.first,
         "causes": [vars(one) for one in gap.causes],
     }
-
-
-def gap_title(result: Any) -> str:
-    """The log's name."""
-    return f"{result.gap.name}: recorded and simulated"
 
 
 def time_lines(gap: Gap) -> Figure:

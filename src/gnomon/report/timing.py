@@ -1,52 +1,43 @@
 """One iteration, operator by operator: as text, as a table, as a picture."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 from gnomon.core import units
 from gnomon.report import look
-from gnomon.report.blocks import Block, Figure, Line, Table, lines
+from gnomon.report.blocks import Block, Figure, Line, Table, View, lines
 from gnomon.timing.breakdown import Batch, OperatorTime, total
 from gnomon.timing.sources import Context
 
 Times = Mapping[str, list[OperatorTime]]
 
 
-def text(result: Any) -> list[Block]:
+def view(result: Any) -> View:
+    """The operators of one iteration, by timing source."""
+    times: Times = result.operators
+    data = {name: as_data(rows) for name, rows in times.items()}
+    rows = [{"source": name, **row} for name, one in data.items() for row in one["operators"]]
+    return View(
+        title(result.iteration.model, result.timers[0].context, result.batch), partial(_text, result),
+        lambda: data | {"notes": result.notes}, {"operators": lambda: rows},
+        lambda: {"operators": lambda: shares_figure(times)},
+    )  # fmt: skip
+
+
+def _text(result: Any) -> list[Block]:
     """The operators of each source side by side, what to expect of its error, and its notes."""
     times: Times = result.operators
     rows = _one(next(iter(times.values()))) if len(times) == 1 else _side_by_side(times)
-    asked = title(result.iteration.model, result.timers[0].context, result.batch)
-    found: list[Block] = [Table(rows, title=asked)]
+    found: list[Block] = [Table(rows, title=result.title)]
     for name, error in result.expected_error.items():
         by_formula = sum(t.seconds for t in times[name] if t.provenance == "roofline") / total(times[name]).seconds
         if 0.0 < by_formula < 1.0:
             found.append(Line(f"{name}: {by_formula:.1%} of the time is the roofline's."))
         found.append(Line(f"{name}: a server's iteration is within ±{error:.0%} of it in nine of ten cases."))
     return [*found, *lines(result.notes, "note")]
-
-
-def data(result: Any) -> dict[str, Any]:
-    """Operators and total by source, and the notes."""
-    times: Times = result.operators
-    return {name: as_data(rows) for name, rows in times.items()} | {"notes": result.notes}
-
-
-def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """One row per source and operator."""
-    times: Times = result.operators
-    return {
-        "operators": lambda: [
-            {"source": name, **row} for name, rows in times.items() for row in as_data(rows)["operators"]
-        ]
-    }
-
-
-def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """The shares of the operators."""
-    return {"operators": lambda: shares_figure(result.operators)}
 
 
 def title(asked: str, context: Context, batch: Batch) -> str:

@@ -1,12 +1,13 @@
 """A training step in words and tables."""
 
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from gnomon.core.text import own_yaml
 from gnomon.core.units import GB
 from gnomon.report import look
-from gnomon.report.blocks import Block, Card, Causes, Command, Line, Plot, Section, SplitRow, Table, lines
+from gnomon.report.blocks import Block, Card, Causes, Command, Line, Plot, Section, SplitRow, Table, View, lines
 from gnomon.report.blocks import split_table as bars
 from gnomon.training.memory import memory_over_time
 from gnomon.training.plan import TrainPlan
@@ -16,9 +17,18 @@ ABOUT: dict[str, str] = own_yaml(files("gnomon.report") / "training.yaml")
 """What each part of a step is."""
 
 
-def step_data(result: Any) -> dict[str, Any]:
-    """Everything as plain data."""
+def step_view(result: Any) -> View:
+    """A training step."""
     step: TrainStep = result.step
+    c = step.config
+    return View(
+        f"{c.shape.name} on {c.gpus:,} x {c.device}", partial(_step_text, result), partial(step_data, step),
+        {"time": lambda: step_data(step)["time"], "memory": lambda: step_data(step)["memory"]},
+    )  # fmt: skip
+
+
+def step_data(step: TrainStep) -> dict[str, Any]:
+    """Everything as plain data."""
     memory = step.memory
     return {
         "step_s": step.step_s,
@@ -42,10 +52,10 @@ def step_data(result: Any) -> dict[str, Any]:
     }
 
 
-def step_text(result: Any) -> list[Block]:
+def _step_text(result: Any) -> list[Block]:
     """Figures, then tables of time and memory."""
     step: TrainStep = result.step
-    data, c = step_data(result), step.config
+    data, c = step_data(step), step.config
     head = (
         f"step {step.step_s:.4g} s   {step.tokens_per_gpu_s:,.0f} tokens/s/GPU"
         f"   {data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU   MFU {step.mfu:.1%}"
@@ -64,26 +74,17 @@ def step_text(result: Any) -> list[Block]:
         Card("tokens/s/GPU", f"{step.tokens_per_gpu_s:,.0f}", f"{step.tokens_per_s:,.0f} in all"),
         Card("MFU", f"{step.mfu:.1%}", f"{data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU"),
         Card("peak memory", f"{data['peak_memory_gb']:.1f} GB", f"of {data['device_memory_gb']:.1f} GB"),
-        *lines([result.misfit] if not step.fits else [], "warning"),
+        *lines([] if step.fits else [result.misfit], "warning"),
         Section(
             "Where the time goes",
             [bars(*time_bars(step), "figure"), Table(time, caption=slowest, left=("part", "what"))],
         ),
         Section(
             f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak",
-            [
-                bars(*memory_bars(step), "figure"),
-                Plot("memory", lambda: memory_figure(step)),
-                Table(data["memory"]),
-            ],
+            [bars(*memory_bars(step), "figure"), Plot("memory", lambda: memory_figure(step)), Table(data["memory"])],
         ),
         *lines(step.notes, "note"),
     ]
-
-
-def step_title(result: Any) -> str:
-    """The model and its GPUs."""
-    return f"{result.step.config.shape.name} on {result.step.config.gpus:,} x {result.step.config.device}"
 
 
 def time_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
@@ -168,7 +169,17 @@ def layout_row(step: TrainStep) -> dict[str, Any]:
     }
 
 
-def plan_data(result: Any) -> dict[str, Any]:
+def plan_view(result: Any) -> View:
+    """Layouts, the fastest first."""
+    found: TrainPlan = result.plan
+    win = found.winner
+    degrees = [f"{name} {getattr(win.config, field)}" for name, field in DEGREES.items()]
+    layout = ", ".join(one for one in degrees if not one.endswith(" 1")) or "data parallel"
+    title = f"Fastest layout: {layout}; {win.tokens_per_gpu_s:,.0f} tokens/s/GPU"
+    return View(title, partial(_plan_text, result), partial(_plan_data, result))
+
+
+def _plan_data(result: Any) -> dict[str, Any]:
     """Everything as plain data."""
     found, job = result.plan, result.job
     return {
@@ -211,7 +222,7 @@ def limits(step: TrainStep) -> str:
     )
 
 
-def plan_text(result: Any) -> list[Block]:
+def _plan_text(result: Any) -> list[Block]:
     """The layouts, what limits the best, its commands, days and dollars."""
     found, job = result.plan, result.job
     win = found.winner
@@ -235,14 +246,6 @@ def plan_text(result: Any) -> list[Block]:
         )
     blocks += [Command(name, command) for name, command in result.commands.items()]
     return [*blocks, *lines(found.notes, "note")]
-
-
-def plan_title(result: Any) -> str:
-    """The fastest layout."""
-    win = result.plan.winner
-    degrees = [f"{name} {getattr(win.config, field)}" for name, field in DEGREES.items()]
-    layout = ", ".join(one for one in degrees if not one.endswith(" 1")) or "data parallel"
-    return f"Fastest layout: {layout}; {win.tokens_per_gpu_s:,.0f} tokens/s/GPU"
 
 
 def front_figure(found: TrainPlan) -> dict[str, Any]:

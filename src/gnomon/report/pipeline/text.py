@@ -1,6 +1,5 @@
 """A training step in words and plain data."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from gnomon.pipeline.explain import WhatIf, critical_path, idle_time, total
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweeps import KEYS, Sweep
-from gnomon.report.blocks import Block, Line, Plot, Section, Table, lines, split_table
+from gnomon.report.blocks import Block, Line, Plot, Section, Table, View, lines, split_table
 from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards
 from gnomon.report.pipeline.timeline import WORDS
 
@@ -49,13 +48,18 @@ def step_text(result: Any, **look: Any) -> list[Block]:
     return [*blocks, *lines(step.notes, "note")]
 
 
-def step_title(result: Any) -> str:
-    """The schedule, and what it runs on."""
-    count = 1 + max(label.microbatch for label in result.run.labels)
-    return f"{result.run.title}: {count} micro-batches on {result.run.num_ranks} GPUs"
+def step_view(result: Any) -> View:
+    """A training step, and where its time goes."""
+    step: StepRecord = result.step
+    count = 1 + max(label.microbatch for label in step.run.labels)
+    return View(
+        f"{step.run.title}: {count} micro-batches on {step.run.num_ranks} GPUs", partial(step_text, result),
+        partial(_step_data, result), {"tasks": partial(task_frame, step.run), "ranks": partial(rank_frame, step)},
+        lambda: {"step": result.drawn, "priorities": result.priorities_drawn},
+    )  # fmt: skip
 
 
-def step_data(result: Any) -> dict[str, Any]:
+def _step_data(result: Any) -> dict[str, Any]:
     """A step as plain data: the make-span, the idle share, every rank's time by cause, the critical path."""
     step: StepRecord = result.step
     run = step.run
@@ -139,11 +143,6 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
         "faster_links": [asdict(one) for one in what_if],
     }
     return rows, data, blocks
-
-
-def step_tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
-    """Passes and transfers; ranks."""
-    return {"tasks": partial(task_frame, result.run), "ranks": partial(rank_frame, result.step)}
 
 
 def task_frame(run: Run) -> pl.DataFrame:

@@ -1,13 +1,13 @@
 """Post-training in words and plain data: one run, policies side by side, plans."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gnomon.posttrain.simulator.record import RunRecord, StepRecord
 from gnomon.posttrain.studies.compare import BASELINE, Outcome
 from gnomon.posttrain.studies.plan import Planned, reasons
 from gnomon.report import look
-from gnomon.report.blocks import Block, Command, Line, Plot, Section, SplitRow, Table, cell, lines, split_table
+from gnomon.report.blocks import Block, Command, Line, Plot, Section, SplitRow, Table, View, cell, lines, split_table
 from gnomon.report.posttrain.figures import CAUSES, allocation_figure, cause_rows, policies_figure, run_cards
 
 SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
@@ -15,9 +15,17 @@ SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
 RATIO = f"Ratio: tokens/s over those of {BASELINE}; a shorter step that trains on fewer tokens can be below 1."
 
 
-def run_data(result: Any) -> dict[str, Any]:
-    """A run in figures: step time, throughput, shares of GPU time, every step."""
+def run_view(result: Any) -> View:
+    """The steps of one policy, and where the GPU time goes."""
     record: RunRecord = result.record
+    return View(
+        f"RL post-training: {record.policy} on {record.num_gpus} GPUs", partial(_run_text, record),
+        partial(_run_data, record), {"steps": lambda: [step_row(step) for step in record.steps]},
+    )  # fmt: skip
+
+
+def _run_data(record: RunRecord) -> dict[str, Any]:
+    """A run in figures: step time, throughput, shares of GPU time, every step."""
     return {
         "policy": record.policy,
         "step_s": record.step_s,
@@ -35,9 +43,8 @@ def run_data(result: Any) -> dict[str, Any]:
     }
 
 
-def run_text(result: Any) -> list[Block]:
+def _run_text(record: RunRecord) -> list[Block]:
     """Every step, then where the GPU time goes."""
-    record: RunRecord = result.record
     shares = ", ".join(f"{cause} {share:.1%}" for cause, share in record.shares().items())
     bubbles = ", ".join(f"{name} {share:.0%}" for name, share in record.bubbles().items())
     lags = ", ".join(f"{lag}: {share:.1%} of groups" for lag, share in record.lags().items())
@@ -56,11 +63,6 @@ def run_text(result: Any) -> list[Block]:
     ]
 
 
-def run_title(result: Any) -> str:
-    """The policy and the GPUs."""
-    return f"RL post-training: {result.record.policy} on {result.record.num_gpus} GPUs"
-
-
 def step_row(step: StepRecord) -> dict[str, Any]:
     """One step in figures."""
     return {
@@ -77,17 +79,17 @@ def step_row(step: StepRecord) -> dict[str, Any]:
     }
 
 
-def comparison_data(result: Any) -> dict[str, Any]:
-    """One row per policy, what the oracle did, and why some give the same digits."""
-    return {"policies": result.summary, "notes": comparison_notes(result.outcomes)}
+def comparison_view(result: Any) -> View:
+    """Policies on the same lengths."""
+    c = result.config
+    return View(
+        f"{c.model} on {c.cluster.num_gpus} x {c.device}: policies of post-training", partial(_comparison_text, result),
+        lambda: {"policies": result.summary, "notes": comparison_notes(result.outcomes)},
+        {"policies": lambda: result.summary},
+    )  # fmt: skip
 
 
-def comparison_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """One row per policy."""
-    return {"policies": lambda: result.summary}
-
-
-def comparison_text(result: Any) -> list[Block]:
+def _comparison_text(result: Any) -> list[Block]:
     """Policies side by side, shares in per cent."""
     rows = [{key: f"{value:.1%}" if key in SHARES else value for key, value in row.items()} for row in result.summary]
     caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(result.outcomes)])
@@ -100,12 +102,6 @@ def _busy_row(one: Outcome) -> SplitRow:
     whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
     parts = {cause: share * whole for cause, share in shares.items()}
     return SplitRow(one.policy, parts, whole, f"{shares['busy']:.1%} busy", " GPU s")
-
-
-def comparison_title(result: Any) -> str:
-    """The model and its GPUs."""
-    config = result.config
-    return f"{config.model} on {config.cluster.num_gpus} x {config.device}: policies of post-training"
 
 
 def comparison_notes(outcomes: list[Outcome]) -> list[str]:
@@ -130,13 +126,17 @@ def _and(names: list[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
-def plan_data(result: Any) -> dict[str, Any]:
-    """Every plan, why the first is the best, and how frameworks are told."""
+def plan_view(result: Any) -> View:
+    """Plans for a GPU budget, the best first."""
+    c = result.plans[0].config
     rows = [one.row() for one in result.plans]
-    return {"plans": rows, "reasons": reasons(result.plans), "commands": result.commands}
+    return View(
+        f"{c.model} on {c.cluster.num_gpus} x {c.device}: plans of post-training", partial(_plan_text, result),
+        lambda: {"plans": rows, "reasons": reasons(result.plans), "commands": result.commands}, {"plans": lambda: rows},
+    )  # fmt: skip
 
 
-def plan_text(result: Any) -> list[Block]:
+def _plan_text(result: Any) -> list[Block]:
     """The best plans, why, and how to run the first."""
     rows = [{"#": number, **one.row()} for number, one in enumerate(result.plans[: result.top], start=1)]
     return [
@@ -145,12 +145,6 @@ def plan_text(result: Any) -> list[Block]:
         *lines(reasons(result.plans)),
         *(Command(name, text) for name, text in result.commands.items()),
     ]
-
-
-def plan_title(result: Any) -> str:
-    """The model and its GPUs."""
-    config = result.plans[0].config
-    return f"{config.model} on {config.cluster.num_gpus} x {config.device}: plans of post-training"
 
 
 def plan_figure(plans: list[Planned]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from gnomon.core.config import dump
 from gnomon.core.errors import DataError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
 from gnomon.report import look
-from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, plots
+from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, View, plots
 from gnomon.report.page import write_page
 from gnomon.report.serving.figures import distribution
 from gnomon.routing.compare import LEAST_OUTSTANDING, RouteComparison, Verdict, interval
@@ -292,7 +292,23 @@ def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
 COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "bound": "#B9C2CC"}
 
 
-def text(result: Any) -> list[Block]:
+def view(result: Any) -> View:
+    """Every router on every scenario and seed."""
+    comparison: RouteComparison = result.comparison
+    suite = [{"sentence": one.sentence, "met": one.is_met} for one in result.suite_goals]
+    return View(
+        f"{len(comparison.contenders)} routers compared", partial(_text, result),
+        lambda: dict(comparison.to_dict() | {"goals": goal_rows(result.goals), "suite": suite}),
+        {"runs": lambda: [asdict(row) for row in comparison.rows]},
+        lambda: {
+            f"{name} {figure}": partial(bars, comparison, name, figure)
+            for name, figure in product(comparison.scenarios, FIGURES)
+        },
+        lambda: "\n".join(f"# {name}\n{dump(one)}" for name, one in comparison.scenarios.items()),
+    )  # fmt: skip
+
+
+def _text(result: Any) -> list[Block]:
     """A picture of all, pictures and a table per scenario, then the goals."""
     comparison, verdicts = result.comparison, result.goals
     met, still_open = (sum(verdict.word == word for verdict in verdicts) for word in ("yes", "open"))
@@ -310,33 +326,6 @@ def text(result: Any) -> list[Block]:
         blocks.append(Section(f"{name}: {about(comparison, name)}", [*drawn, rows]))
     judged = [Table(goal_rows(verdicts), "Goals", GOAL_NOTE)] if verdicts else []
     return [*blocks, *judged, *suite_blocks(result.suite_goals)]
-
-
-def title(result: Any) -> str:
-    """How many are compared."""
-    return f"{len(result.comparison.contenders)} routers compared"
-
-
-def scenario(result: Any) -> str:
-    """Every scenario."""
-    return "\n".join(f"# {name}\n{dump(one)}" for name, one in result.comparison.scenarios.items())
-
-
-def data(result: Any) -> dict[str, Any]:
-    """Every row, the contenders, the scenarios and the goals."""
-    suite = [{"sentence": one.sentence, "met": one.is_met} for one in result.suite_goals]
-    return dict(result.comparison.to_dict() | {"goals": goal_rows(result.goals), "suite": suite})
-
-
-def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """Every router on every scenario and seed."""
-    return {"runs": lambda: [asdict(row) for row in result.comparison.rows]}
-
-
-def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Each scenario's routers by each figure."""
-    names = result.comparison.scenarios
-    return {f"{name} {figure}": partial(bars, result.comparison, name, figure) for name in names for figure in FIGURES}
 
 
 def write_comparison(result: Any, folder: str | Path) -> Path:

@@ -13,7 +13,21 @@ from gnomon.core.config import dump, save
 from gnomon.core.errors import GnomonError
 from gnomon.core.files import write_text
 from gnomon.report import look
-from gnomon.report.blocks import Block, Card, Command, Figure, Html, Line, Plot, Section, Table, lines, link, plots
+from gnomon.report.blocks import (
+    Block,
+    Card,
+    Command,
+    Figure,
+    Html,
+    Line,
+    Plot,
+    Section,
+    Table,
+    View,
+    lines,
+    link,
+    plots,
+)
 from gnomon.report.look import figure
 from gnomon.report.search import text as words
 from gnomon.report.search.text import gpus
@@ -167,28 +181,18 @@ def text(result: Any, top: int | None = 15, to: Callable[[int], str] | None = No
     return [*blocks, *(Command(f"With {ENGINES[name].name}", text) for name, text in result.commands.items())]
 
 
-def title(result: Any) -> str:
-    """The winner."""
-    return f"Best deployment: {result.best.label}" if result.best else "No configuration meets the SLO"
+def view(result: Any) -> View:
+    """The ranking, the winner, and why the others are not in it."""
+    found, best = result.found, result.best
+    return View(
+        f"Best deployment: {best.label}" if best else "No configuration meets the SLO", partial(text, result),
+        partial(_data, result), {"ranking": lambda: ranking_frame(found)},
+        lambda: front_drawers(found) if found.ranked else {},
+        lambda: dump(result.scenario() if best else result.question),
+    )  # fmt: skip
 
 
-def scenario(result: Any) -> str:
-    """The winner's scenario, or what was asked where there is none."""
-    return dump(result.scenario() if result.best else result.question)
-
-
-def tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
-    """The ranking."""
-    return {"ranking": lambda: ranking_frame(result.found)}
-
-
-def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """What each configuration gives against its latencies."""
-    return front_drawers(result.found) if result.found.ranked else {}
-
-
-def data(result: Any) -> dict[str, Any]:
-    """The answer as plain data, as `--json` prints it."""
+def _data(result: Any) -> dict[str, Any]:
     found, best, capacity = result.found, result.best, result.capacity_interval
     return {
         "question": words.question_words(found.search),
@@ -228,9 +232,27 @@ def ranking_frame(found: Found) -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def matrix_text(result: Any) -> list[Block]:
-    """The best of every cell, then what each choice is worth elsewhere."""
+def matrix_view(result: Any) -> View:
+    """One search per model and workload, and what each choice is worth elsewhere."""
     matrix: Matrix = result.matrix
+    worth = [
+        {"model": model, "chosen_for": chosen, "used_for": used, "share_of_best": share}
+        for (model, chosen, used), share in matrix.worth.items()
+    ]
+    cells = [
+        {"model": model, "workload": workload, "best": found.best.to_dict() if found.best else None}
+        for (model, workload), found in matrix.cells.items()
+    ]
+    return View(
+        "How the best deployment changes with the workload", partial(_matrix_text, matrix),
+        lambda: {"cells": cells, "worth_elsewhere": worth}, {"worth": lambda: worth},
+        lambda: {model: partial(heat_map, matrix, model) for model in matrix.models},
+        lambda: dump(next(iter(matrix.cells.values())).search),
+    )  # fmt: skip
+
+
+def _matrix_text(matrix: Matrix) -> list[Block]:
+    """The best of every cell, then what each choice is worth elsewhere."""
     rows = words.cell_rows(matrix)
     chosen = {found.best.label for found in matrix.cells.values() if found.best is not None}
     asked = words.slo_words(next(iter(matrix.cells.values())).search)
@@ -244,40 +266,6 @@ def matrix_text(result: Any) -> list[Block]:
         if len(shares) > 1:
             blocks.append(Table(shares, title=f"{model}: a choice's worth, relative to the best"))
     return blocks
-
-
-def matrix_title(result: Any) -> str:
-    """What is told."""
-    return "How the best deployment changes with the workload"
-
-
-def matrix_scenario(result: Any) -> str:
-    """What was asked."""
-    return dump(next(iter(result.matrix.cells.values())).search)
-
-
-def matrix_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
-    """What each choice is worth elsewhere."""
-    return {"worth": lambda: matrix_data(result)["worth_elsewhere"]}
-
-
-def matrix_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """A heat map per model."""
-    return {model: partial(heat_map, result.matrix, model) for model in result.matrix.models}
-
-
-def matrix_data(result: Any) -> dict[str, Any]:
-    """The best of every cell, and what each choice is worth elsewhere."""
-    matrix: Matrix = result.matrix
-    cells = [
-        {"model": model, "workload": workload, "best": found.best.to_dict() if found.best else None}
-        for (model, workload), found in matrix.cells.items()
-    ]
-    worth = [
-        {"model": model, "chosen_for": chosen, "used_for": used, "share_of_best": share}
-        for (model, chosen, used), share in matrix.worth.items()
-    ]
-    return {"cells": cells, "worth_elsewhere": worth}
 
 
 def heat_map(matrix: Matrix, model: str) -> Figure:

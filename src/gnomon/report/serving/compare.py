@@ -11,7 +11,7 @@ from typing import Any
 from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import folder_written_whole, write_text
-from gnomon.report.blocks import Block, Figure, Section, Table, lines, plots, seconds
+from gnomon.report.blocks import Block, Figure, Section, Table, View, lines, plots, seconds
 from gnomon.report.routing.files import differences_figure
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.files import write_run
@@ -47,15 +47,23 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
     return drawn
 
 
-def tables(result: Any) -> dict[str, Any]:
-    """Every paired difference, and the requests of every variant."""
-    rows = [
+def view(result: Any) -> View:
+    """Several variants on the same requests; the first is the baseline."""
+    variants = {name: (lambda one=one: one.requests) for name, one in result.results.items()}
+    return View(
+        f"{len(result.results)} variants compared", partial(_text, result), partial(data, result),
+        {"differences": partial(_difference_rows, result.differences), **variants}, partial(drawers, result),
+        lambda: "\n".join(f"# {name}\n{dump(one.scenario)}" for name, one in result.results.items()),
+    )  # fmt: skip
+
+
+def _difference_rows(differences: Differences) -> list[dict[str, Any]]:
+    """Every paired difference."""
+    return [
         {"variant": name, **asdict(one), "difference": one.difference, "relative": one.relative}
-        for name, found in result.differences.items()
+        for name, found in differences.items()
         for one in found
     ]
-    variants = {name: (lambda one=one: one.requests) for name, one in result.results.items()}
-    return {"differences": lambda: rows, **variants}
 
 
 def data(result: Any) -> dict[str, Any]:
@@ -77,7 +85,7 @@ def _one(rows: list[Difference], metric: str, statistic: str) -> Difference | No
     return next((one for one in rows if (one.metric, one.statistic) == (metric, statistic)), None)
 
 
-def text(result: Any) -> list[Block]:
+def _text(result: Any) -> list[Block]:
     """The variants side by side, then every difference to the baseline, request by request."""
     summaries: dict[str, Summary] = result.summary
     notes = dict.fromkeys(note for one in summaries.values() for note in one.notes)
@@ -91,16 +99,6 @@ def text(result: Any) -> list[Block]:
         *lines(warnings(summaries), "warning"),
         *lines(notes, "note"),
     ]
-
-
-def title(result: Any) -> str:
-    """How many are compared."""
-    return f"{len(result.results)} variants compared"
-
-
-def scenario(result: Any) -> str:
-    """Every variant's."""
-    return "\n".join(f"# {name}\n{dump(one.scenario)}" for name, one in result.results.items())
 
 
 CONTESTED: dict[str, Callable[[Summary], float | None]] = {

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from gnomon.core import units
-from gnomon.report.blocks import Block, Figure, Table, lines, seconds
+from gnomon.report.blocks import Block, Figure, Table, View, lines, seconds
 from gnomon.report.look import bars, line, plot_layout, rule, short
 from gnomon.report.serving import explain_text as words
 from gnomon.report.serving.operators import operator_frame
@@ -183,7 +183,7 @@ def sentences(result: Any) -> list[str]:
     return found + ([limit_sentence(before, result.limits)] if result.limits else [])
 
 
-def text(result: Any) -> list[Block]:
+def _text(result: Any) -> list[Block]:
     """The answer in sentences, then the tables; the story of one request where that was asked for."""
     remarks = lines([result.note] if result.note else [], "warning")
     if result.request is not None:
@@ -199,13 +199,8 @@ def text(result: Any) -> list[Block]:
     return blocks + remarks
 
 
-def tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
-    """Every request's parts."""
-    return {"parts": partial(part_frame, result.accounts)}
-
-
-def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Causes by percentile, the slowest requests, one among its neighbours, operators under the roofline."""
+def view(result: Any) -> View:
+    """Why requests of a simulation were slow."""
     accounts: Accounts = result.accounts
 
     def neighbours() -> Figure:
@@ -213,15 +208,17 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
         row = accounts.row(result.request) if result.request is not None else int(result.slow.rows[slowest])
         return neighbours_figure(accounts, row)
 
-    return {
+    drawn: dict[str, Callable[[], Figure]] = {
         "causes": lambda: causes_figure(accounts, result.metric),
         "slowest": lambda: slowest_figure(accounts, result.slow),
         "neighbours": neighbours,
         "roofline": lambda: roofline_figure(result.simulation.run),
     }
+    made = {"parts": partial(part_frame, accounts)}
+    return View("Why requests were slow", partial(_text, result), partial(_data, result), made, lambda: drawn)
 
 
-def data(given: Any) -> dict[str, Any]:
+def _data(given: Any) -> dict[str, Any]:
     """Everything that the text says, as nested plain data."""
     accounts, summary = given.accounts, given.simulation.summary
     told: dict[str, Any] = {"sentences": given.sentences, "metric": given.metric, "note": given.note}

@@ -1,7 +1,7 @@
 """The folder of a run: the scenario to run it again, the summary, the tables, the report, the trace."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from gnomon import catalog
 from gnomon.core.config import save
 from gnomon.core.errors import GnomonError, MissingExtraError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
-from gnomon.report.blocks import Block, Facts, Figure
+from gnomon.report.blocks import Block, Facts, View
 from gnomon.report.serving import figures
 from gnomon.report.serving import text as words
 from gnomon.report.serving.exports import EXPORTS
@@ -124,7 +124,19 @@ FILES = (
 """What the folder of a run holds: nothing else."""
 
 
-def text(result: Any) -> list[Block]:
+def view(result: Any) -> View:
+    """A simulation: its tables and figures, but for those of the report that say why."""
+    run: Run = result.run
+    frames = {"requests": request_frame, "iterations": iteration_frame, "operators": operator_frame,
+              "operators_over_time": operators_over_time, **({"fleet": fleet_frame} if run.fleet else {})}  # fmt: skip
+    return View(
+        words.title(run.scenario), partial(_text, result), partial(_data, result),
+        {name: partial(make, run) for name, make in frames.items()}, 
+        lambda: figures.drawers(run, result.summary),
+    )  # fmt: skip
+
+
+def _text(result: Any) -> list[Block]:
     """The summary as tables, then warnings and notes."""
     spread = None if result.scenario.calibration else result.run.spread
     blocks = summary_blocks(result.scenario, result.summary, result.headroom, result.intervals, spread)
@@ -133,7 +145,7 @@ def text(result: Any) -> list[Block]:
     return [*blocks[:place], *day, *blocks[place:]]
 
 
-def data(result: Any) -> dict[str, Any]:
+def _data(result: Any) -> dict[str, Any]:
     """The summary, its intervals and the scenario as nested plain data."""
     known = {
         "capacity": result.headroom.to_dict(),
@@ -141,23 +153,6 @@ def data(result: Any) -> dict[str, Any]:
         "scenario": result.scenario.model_dump(mode="json"),
     }
     return dict(result.summary.to_dict() | known)
-
-
-def tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
-    """Requests, iterations, operators, and the fleet where there is one."""
-    made = {
-        "requests": request_frame,
-        "iterations": iteration_frame,
-        "operators": operator_frame,
-        "operators_over_time": operators_over_time,
-        **({"fleet": fleet_frame} if result.run.fleet is not None else {}),
-    }
-    return {name: partial(make, result.run) for name, make in made.items()}
-
-
-def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
-    """Every figure of the report but those that say why."""
-    return figures.drawers(result.run, result.summary)
 
 
 def write_run(
