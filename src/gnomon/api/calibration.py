@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnomon.api.result import Progress, Result
 from gnomon.api.serving import ScenarioLike, scenario
-
-if TYPE_CHECKING:
-    from gnomon.calibration.calibrate import Calibrated
-    from gnomon.calibration.gap import Gap
+from gnomon.calibration.calibrate import Calibrated, with_facts
+from gnomon.calibration.calibrate import calibrate as fit
+from gnomon.calibration.gap import Gap, explain
+from gnomon.calibration.read import read_log, read_logs
+from gnomon.core.config import save
+from gnomon.core.errors import DataError
 
 __all__ = ["Calibration", "GapExplanation", "calibrate", "explain_gap"]
 
@@ -37,8 +39,6 @@ class Calibration(Result):
 
     def write(self, path: str | Path) -> Path:
         """Write the calibration as YAML, for `--calibration`."""
-        from gnomon.core.config import save
-
         return save(self.found.calibration, path)
 
 
@@ -61,9 +61,6 @@ def calibrate(
 
         gnomon.calibrate(["steps-20.csv", "steps-60.csv"], "server.yaml").write("calibration.yaml")
     """
-    from gnomon.calibration.calibrate import calibrate as fit
-    from gnomon.calibration.read import read_logs
-
     chosen = scenario(given, **overrides)
     if "engine" not in chosen.model_fields_set:
         chosen = scenario(given, engine="none", **overrides)  # What is fitted takes the place of an engine's constants.
@@ -94,11 +91,6 @@ class GapExplanation(Result):
 
 def explain_gap(log: str | Path, given: ScenarioLike = None, **overrides: Any) -> GapExplanation:
     """Simulate a recorded load, request by request, and say what differs and why that may be."""
-    from gnomon.calibration.calibrate import with_facts
-    from gnomon.calibration.gap import explain
-    from gnomon.calibration.read import read_log
-    from gnomon.core.errors import DataError
-
     read = read_log(log)
     if read.stamps is None:
         raise DataError(

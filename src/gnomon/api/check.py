@@ -7,15 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from gnomon.api.result import Progress
 from gnomon.api.serving import ScenarioLike, simulate
 from gnomon.core.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from gnomon.report.blocks import Block
+from gnomon.report.blocks import Block, Line, Table, cell
 
 _LIMIT = re.compile(r"(ttft|tpot|tbt|itl|e2e)_(mean|p50|p90|p95|p99|max)")
 _COMPARED = {
@@ -60,8 +58,6 @@ class Check:
 
     def text(self) -> list[Block]:
         """The table and the verdict."""
-        from gnomon.report.blocks import Line, Table
-
         failed = sum(not one.passed for one in self.findings)
         said = f"{failed} of {len(self.findings)} figures fail." if failed else f"All {len(self.findings)} pass."
         return [Table(self.rows()), Line(said)]
@@ -72,8 +68,6 @@ class Check:
 
     def markdown(self) -> str:
         """A table for a pull request."""
-        from gnomon.report.blocks import cell
-
         lines = ["| figure | value | limit | against | |", "|---|---:|---:|---|---|"]
         for row in self.rows():
             lines.append(f"| {' | '.join(cell(value) for value in row.values())} |")

@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gnomon import catalog
 from gnomon.api.result import Drawing, Progress, Result
 from gnomon.api.serving import ScenarioLike, Simulation, scenario
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
+from gnomon.report.routing.files import differences_figure, distributions_figure
+from gnomon.report.serving.compare import warnings, write
+from gnomon.serving.results.intervals import Intervals
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.paired import Difference, paired_differences
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-
-if TYPE_CHECKING:
-    from gnomon.core.arrays import Floats
-    from gnomon.serving.results.intervals import Intervals
-    from gnomon.serving.results.paired import Difference
-    from gnomon.serving.results.summary import Summary
-    from gnomon.workload import Requests
+from gnomon.workload import Requests, generate, limit_lengths
 
 __all__ = ["Comparison", "compare"]
 
@@ -51,9 +54,6 @@ class Comparison(Result):
     @cached_property
     def differences(self) -> dict[str, list[Difference]]:
         """For every other variant, its paired differences to the baseline."""
-        from gnomon.serving.results.latency import request_times
-        from gnomon.serving.results.paired import paired_differences
-
         first, *others = self.results.values()
         names = list(self.results)[1:]
         before, seed = request_times(first.run), first.scenario.seed
@@ -64,8 +64,6 @@ class Comparison(Result):
 
     def times(self, metric: str) -> dict[str, Floats]:
         """A latency (`ttft_s`, `tpot_s`, `e2e_s`) of every request, by variant."""
-        from gnomon.serving.results.latency import request_times
-
         return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
 
     def against(self, metric: str, statistic: str) -> dict[str, Difference]:
@@ -79,28 +77,20 @@ class Comparison(Result):
 
     def change_drawn(self, title: str, metric: str, statistic: str, order: Sequence[str]) -> Drawing:
         """The change of one figure against the baseline, in an order of one's own."""
-        from gnomon.report.routing.files import differences_figure
-
         return differences_figure(title, self.baseline, self.against(metric, statistic), order)
 
     def distributions_drawn(self, title: str, metric: str, order: Sequence[str]) -> Drawing:
         """A latency's distributions over each other on a logarithmic axis, in an order of one's own."""
-        from gnomon.report.routing.files import distributions_figure
-
         times = self.times(metric)
         return distributions_figure(title, {name: times[name] for name in order})
 
     @property
     def warnings(self) -> list[str]:
         """What the variants warn of; those who say the same with other numbers have one line together."""
-        from gnomon.report.serving.compare import warnings
-
         return warnings(self.summary)
 
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
-        from gnomon.report.serving.compare import write
-
         return write(self, folder)
 
 
@@ -119,8 +109,6 @@ def compare(
 
     The requests must be the same: what varies may be the arrival rate, but not the lengths or the number of requests.
     """
-    from gnomon.serving.run.simulate import run
-
     variants = _variants(given or (None,), vary or {}, overrides)
     if len(variants) < 2:
         raise ConfigError("there is only one variant.", fix="Give two scenarios, or something to vary.")
@@ -153,9 +141,6 @@ def _variants(
 
 def _same_requests(variants: Mapping[str, Scenario]) -> dict[str, Requests]:
     """The requests of every variant, limited to what all of them accept; refused where their lengths differ."""
-    from gnomon import catalog
-    from gnomon.workload import generate, limit_lengths
-
     limits = [
         pool.replica.max_request_tokens or catalog.model(one.model).max_context_tokens
         for one in variants.values()

@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnomon.api.result import Progress, Result, read
-from gnomon.routing.compare import TEACHER
+from gnomon.core.config import save
+from gnomon.report.blocks import Block, Line
+from gnomon.routing import demos, stages
+from gnomon.routing import tune as tuning
+from gnomon.routing.compare import TEACHER, Contender, RouteComparison, Verdict, compare, contenders, judge
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.stages import Folder, Watcher, clone_teacher, collect_demos, train
-from gnomon.routing.tune import TuneConfig, Tuned
-
-if TYPE_CHECKING:
-    from gnomon.report.blocks import Block
-    from gnomon.routing.compare import RouteComparison, Verdict
-    from gnomon.routing.suite_goals import SuiteVerdict
+from gnomon.routing.suite_goals import SuiteVerdict
+from gnomon.routing.suite_goals import judge as judge_suite
+from gnomon.routing.tune import TuneConfig, Tuned, as_scenario
+from gnomon.serving.scenario.config import RouterConfig
 
 __all__ = [
     "CompareConfig", "Folder", "RouteConfig", "Routers", "TuneConfig", "TunedRouter", "Watcher", "clone_teacher",
@@ -42,8 +44,6 @@ def route(
 
     gnomon.route(scenarios=["mixed_bursty"], num_seeds=3).text()
     """
-    from gnomon.routing.compare import compare, contenders
-
     config = read(CompareConfig, given, overrides)
     if policies is None:
         policies = {"learned": None}
@@ -67,16 +67,12 @@ class Routers(Result):
     @cached_property
     def goals(self) -> list[Verdict]:
         """Which goals each trained policy meets."""
-        from gnomon.routing.compare import judge
-
         return [verdict for policy in self.comparison.policies for verdict in judge(self.comparison, policy)]
 
     @cached_property
     def suite_goals(self) -> list[SuiteVerdict]:
         """Which goals over the suite's fleets each policy and the teacher meet, where those were compared."""
-        from gnomon.routing.suite_goals import judge
-
-        return judge(self.comparison)
+        return judge_suite(self.comparison)
 
     @property
     def goals_met(self) -> bool:
@@ -119,8 +115,6 @@ class TunedRouter(Routers):
 
     def text(self) -> list[Block]:
         """The weights, then a table per scenario."""
-        from gnomon.report.blocks import Line
-
         weights = ", ".join(f"{name} {value:g}" for name, value in self.tuned.options.items())
         cost = (
             f"Cost on the traces of the search: {self.tuned.cost:.3f}; the rule with its default weights has 1 or more."
@@ -129,9 +123,6 @@ class TunedRouter(Routers):
 
     def save(self, folder: str | Path) -> Path:
         """Write the comparison, and every scenario with the tuned rule as its router."""
-        from gnomon.core.config import save
-        from gnomon.routing.tune import as_scenario
-
         made = super().save(folder)
         for name in self.comparison.scenarios:
             path = next(one for one in self.names if Path(one).stem == name)
@@ -152,10 +143,6 @@ def tune(
 
     gnomon.api.routing.tune(["my_cluster.yaml"], generations=8).save("runs/tuned")
     """
-    from gnomon.routing import tune as tuning
-    from gnomon.routing.compare import Contender, compare, contenders
-    from gnomon.serving.scenario.config import RouterConfig
-
     made, names = read(TuneConfig, config, overrides), [str(one) for one in scenarios]
     found = tuning.tune(made, names, jobs=jobs, ray=ray, on_progress=on_progress)
     against = CompareConfig(scenarios=tuple(names), num_seeds=made.held_out_seeds, source=made.source)
@@ -166,8 +153,6 @@ def tune(
 
 def dump_state(config: RouteConfig, folder: Folder, path: str | Path) -> None:
     """Write what the demonstrations observed as CSV or Parquet."""
-    from gnomon.routing import demos
-
     demos.dump_state(demos.read(folder.demos, config), Path(path))
 
 
@@ -175,7 +160,6 @@ def train_online(config: RouteConfig, folder: Folder, watch: Watcher | None = No
     """Let a policy learn while one long simulation runs, beside a safe router; writes policy.npz, online.csv and
     report.html with its regret over time. Returns the policy file."""
     from gnomon.report.routing.files import write_online
-    from gnomon.routing import stages
 
     policy, blocks = stages.train_online(config, folder, watch or Watcher())
     write_online(blocks, config, folder.root / "report.html")

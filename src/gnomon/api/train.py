@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from gnomon.api.result import Result, read
 from gnomon.core.config import save
 from gnomon.core.errors import DoesNotFitError
 from gnomon.core.files import write_text
 from gnomon.training.config import Precision, Sharding, TrainConfig
-
-if TYPE_CHECKING:
-    from gnomon.training.plan import Job, TrainPlan
-    from gnomon.training.step import TrainStep
+from gnomon.training.plan import Job, TrainPlan, job, plan
+from gnomon.training.step import TrainStep, train_step
 
 __all__ = ["TrainConfig", "TrainPlanResult", "TrainResult", "train", "train_plan"]
 PRECISIONS = get_args(Precision)
@@ -33,8 +31,6 @@ def train(
 
     What does not fit is refused unless `check` is false.
     """
-    from gnomon.training.step import train_step
-
     return TrainResult(train_step(read(TrainConfig, given, overrides), check=check))
 
 
@@ -83,8 +79,6 @@ def train_plan(
 
     gnomon.train_plan(model="llama-3.1-405b", gpu="h100", gpus=1024, batch=512, sequence=8192).summary["best"][0]
     """
-    from gnomon.training.plan import job, plan
-
     found = plan(read(TrainConfig, given, overrides), jobs=jobs, shown=shown, on_progress=on_progress)
     return TrainPlanResult(found, job(found.winner, tokens, jitter) if tokens else None)
 

@@ -13,7 +13,6 @@ class NearGroup(click.Group):
     """Commands in the order in which they are written; a wrong name is answered with the nearest."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, unsorted."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -48,11 +47,9 @@ class LazyGroup(NearGroup):
         self.table, self.package, self.places = table, package, places or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module."""
         if cmd_name not in self.table:
             return None
         module, _, name = self.places.get(cmd_name, cmd_name).partition(":")

@@ -32,7 +32,6 @@ class SectionedCommand(click.Command):
 
     @property
     def params(self) -> list[click.Parameter]:
-        """What the command takes, the fields of its configuration last."""
         model, skip = getattr(self.callback, "config", (None, ()))
         if model is not None and self._leaves is None:
             leaves = [leaf for leaf in fields(model) if leaf.dotted not in skip]
@@ -147,12 +146,10 @@ def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callab
 
 
 def folder_option(help: str) -> Callable[[F], F]:
-    """A folder to write into."""
     return click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
 
 
 def file_option(flag: str, help: str, name: str | None = None) -> Callable[[F], F]:
-    """A file to write."""
     names = [flag, name] if name else [flag]
     return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), help=help)
 

@@ -43,7 +43,6 @@ def show(result: Result, *, as_json: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print anything JSON can hold (numbers, lists, mappings)."""
     click.echo(json.dumps(value, indent=1, default=str))
 
 
@@ -66,14 +65,12 @@ def print_rows(
 
 
 def print_lines(texts: Iterable[str], kind: Literal["plain", "note"] = "plain") -> None:
-    """Print sentences, wrapped at the width of the terminal."""
     from gnomon.report.blocks import lines
 
     print_blocks(lines(texts, kind))
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    """Print what a terminal can show."""
     from gnomon.report import blocks as kinds
 
     width = terminal_width()
@@ -96,7 +93,6 @@ def print_blocks(blocks: Iterable[Block]) -> None:
 
 
 def terminal_width() -> int:
-    """Columns that a line may take."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 

@@ -38,7 +38,6 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns."""
         return list(self.rows[0]) if self.rows else []
 
     def is_left(self, column: str) -> bool:
@@ -132,12 +131,10 @@ def _is_number(value: Any) -> bool:
 
 
 def lines(texts: Iterable[str], kind: Kind = "plain") -> list[Block]:
-    """Several lines of one kind."""
     return [Line(text, kind) for text in texts]
 
 
 def plots(drawers: Mapping[str, Callable[[], Figure]], size: Literal["", "short", "tall"] = "") -> list[Block]:
-    """Figures by name."""
     return [Plot(name, draw, size) for name, draw in drawers.items()]
 
 
@@ -179,7 +176,6 @@ def cell(value: Any) -> str:
 
 
 def link(words: str, href: str) -> Html:
-    """A cell that leads somewhere."""
     return Html(f"<a href='{html.escape(href)}'>{html.escape(words)}</a>")
 
 
@@ -208,7 +204,6 @@ class SplitRow:
 
 
 def legend(colours: Mapping[str, str]) -> Html:
-    """Names with their colours."""
     names = "".join(
         f"<li><i style='background:{colour}'></i>{html.escape(name)}</li>" for name, colour in colours.items()
     )

@@ -18,7 +18,6 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 
 
 def view(result: Any) -> View:
-    """The constants of a server with their intervals, and how they do on every load."""
     found: Calibrated = result.found
     loads = [check_row(one) for one in found.checks]
     return View(
@@ -28,7 +27,6 @@ def view(result: Any) -> View:
 
 
 def _text(found: Calibrated) -> list[Block]:
-    """Constants, loads, and what the logs cannot tell."""
     about = found.calibration.provenance
     is_held = any(not one.is_fitted for one in found.checks)
     out: list[Block] = [
@@ -98,7 +96,6 @@ def _paced_row(one: Check) -> dict[str, Any]:
 
 
 def check_row(one: Check) -> dict[str, Any]:
-    """A check as plain data."""
     row: dict[str, Any] = {
         "load": one.name,
         "fitted": one.is_fitted,
@@ -122,13 +119,11 @@ MOST_POINTS = 4000
 
 
 def gap_view(result: Any) -> View:
-    """A recorded load beside its simulation, with likely causes of what differs."""
     gap: Gap = result.gap
     return View(f"{gap.name}: recorded and simulated", partial(_gap_text, gap), partial(_gap_data, gap))
 
 
 def _gap_text(gap: Gap) -> list[Block]:
-    """Both over time, tables side by side, then the causes."""
     out: list[Block] = []
     for metric, statistics in gap.figures.values.items():
         recorded, simulated = map(units.seconds, statistics["mean"])
@@ -156,7 +151,6 @@ def _gap_text(gap: Gap) -> list[Block]:
 
 
 def figure_rows(gap: Gap) -> list[dict[str, Any]]:
-    """Every latency at its statistics: both, and the error."""
     return [
         {
             "latency": f"{METRICS[metric]} {name if name == 'mean' else name.upper()}",
@@ -176,7 +170,6 @@ def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
 
 
 def _gap_data(gap: Gap) -> dict[str, Any]:
-    """Latencies, iterations, counts and causes."""
     return {
         "log": gap.name,
         "latencies": {

@@ -67,12 +67,10 @@ def slo_line(at: float, **label: Any) -> dict[str, Any]:
 
 
 def line(x: Any, y: Any, colour: str, width: float = 1.6, **more: Any) -> dict[str, Any]:
-    """A line through points; `more` as plotly calls it."""
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": {"color": colour, "width": width}} | more
 
 
 def bars(x: Any, y: Any, colour: str, **more: Any) -> dict[str, Any]:
-    """Bars that lie; `more` as plotly calls it."""
     return {"type": "bar", "orientation": "h", "x": x, "y": y, "marker": {"color": colour}} | more
 
 
@@ -102,7 +100,6 @@ def figure(data: list[Any], named: str, height: int, margin: dict[str, int], **l
 
 
 def title(text: str) -> dict[str, Any]:
-    """A figure's title, at its left edge."""
     return {
         "text": text, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
         "font": {"size": 14, "color": DARK},

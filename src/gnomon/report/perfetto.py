@@ -17,7 +17,6 @@ Event = dict[str, Any]
 
 
 def microseconds(seconds: float) -> int:
-    """A stamp."""
     return round(seconds * 1e6)
 
 
@@ -33,12 +32,10 @@ def counter_event(name: str, process: int, at_s: float, values: Mapping[str, flo
 
 
 def process_name(process: int, name: str) -> Event:
-    """What to call a process."""
     return {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
 
 
 def thread_name(process: int, thread: int, name: str) -> Event:
-    """What to call a lane."""
     return {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
@@ -64,5 +61,4 @@ class Lanes:
 
 
 def write_events(events: list[Event], path: str | Path) -> Path:
-    """Write a trace."""
     return write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

@@ -16,7 +16,6 @@ Times = Mapping[str, list[OperatorTime]]
 
 
 def view(result: Any) -> View:
-    """The operators of one iteration, by timing source."""
     times: Times = result.operators
     data = {name: as_data(rows) for name, rows in times.items()}
     rows = [{"source": name, **row} for name, one in data.items() for row in one["operators"]]
@@ -28,7 +27,6 @@ def view(result: Any) -> View:
 
 
 def _text(result: Any) -> list[Block]:
-    """The operators of each source side by side, what to expect of its error, and its notes."""
     times: Times = result.operators
     rows = _one(next(iter(times.values()))) if len(times) == 1 else _side_by_side(times)
     found: list[Block] = [Table(rows, title=result.title)]

@@ -18,7 +18,6 @@ ABOUT: dict[str, str] = own_yaml(files("gnomon.report") / "training.yaml")
 
 
 def step_view(result: Any) -> View:
-    """A training step."""
     step: TrainStep = result.step
     c = step.config
     return View(
@@ -28,7 +27,6 @@ def step_view(result: Any) -> View:
 
 
 def step_data(step: TrainStep) -> dict[str, Any]:
-    """Everything as plain data."""
     memory = step.memory
     return {
         "step_s": step.step_s,
@@ -53,7 +51,6 @@ def step_data(step: TrainStep) -> dict[str, Any]:
 
 
 def _step_text(result: Any) -> list[Block]:
-    """Figures, then tables of time and memory."""
     step: TrainStep = result.step
     data, c = step_data(step), step.config
     head = (
@@ -155,7 +152,6 @@ LEFT = ("sharding", "recompute")
 
 
 def layout_row(step: TrainStep) -> dict[str, Any]:
-    """One layout: degrees, and what they give."""
     c = step.config
     return {
         **{name: getattr(c, field) for name, field in DEGREES.items()},
@@ -170,7 +166,6 @@ def layout_row(step: TrainStep) -> dict[str, Any]:
 
 
 def plan_view(result: Any) -> View:
-    """Layouts, the fastest first."""
     found: TrainPlan = result.plan
     win = found.winner
     degrees = [f"{name} {getattr(win.config, field)}" for name, field in DEGREES.items()]
@@ -180,7 +175,6 @@ def plan_view(result: Any) -> View:
 
 
 def _plan_data(result: Any) -> dict[str, Any]:
-    """Everything as plain data."""
     found, job = result.plan, result.job
     return {
         "layouts": found.num_layouts,
@@ -196,7 +190,6 @@ def _plan_data(result: Any) -> dict[str, Any]:
 
 
 def schedule_rows(found: TrainPlan) -> list[dict[str, Any]]:
-    """The best layout under every schedule."""
     return [
         {
             "schedule": step.config.schedule,

@@ -19,7 +19,6 @@ MOST_DOTS = 5000
 
 
 def write_page(requests: Requests, path: str | Path, title: str) -> Path:
-    """Distribution functions of the lengths and gaps, arrivals over time, prompt against output."""
     drawn = plots(drawers(requests))
     return page.write_page(path, title, [Section("Workload", drawn)], lede=f"{len(requests):,} requests.")
 

@@ -143,11 +143,9 @@ class Record:
 
     @property
     def candidate(self) -> Candidate:
-        """The configuration."""
         return Candidate(tuple(self.overrides.items()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; the same for the same result, on any machine."""
         return asdict(self)
 
 

@@ -113,7 +113,6 @@ class Headroom:
         return 1.0 - self.load_per_s / self.capacity_per_s if self.capacity_per_s and not self.why_unknown else None
 
     def to_dict(self) -> dict[str, float | str | None]:
-        """Plain data."""
         if self.why_unknown:
             return {"capacity_per_s": None, "why_unknown": self.why_unknown}
         return {"load_per_s": self.load_per_s, "capacity_per_s": self.capacity_per_s, "headroom": self.share}

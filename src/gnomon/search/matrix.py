@@ -25,12 +25,10 @@ class Matrix:
 
     @property
     def models(self) -> list[str]:
-        """In the order given."""
         return list(dict.fromkeys(model for model, _ in self.cells))
 
     @property
     def workloads(self) -> list[str]:
-        """In the order given."""
         return list(dict.fromkeys(workload for _, workload in self.cells))
 
 

@@ -151,7 +151,6 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
 
 
 def _apart(search: SearchConfig) -> Iterator[Candidate]:
-    """Fleets of several pools."""
     space = search.space
     for device, node, dtype, (layout, decider), batching in product(
         space.device, space.node, space.dtype, _layouts(space), space.batching

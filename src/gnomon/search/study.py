@@ -50,7 +50,6 @@ class Found:
 
     @property
     def best(self) -> Record | None:
-        """The winner, if anything meets the SLO."""
         return self.ranked[0] if self.ranked else None
 
     @property
@@ -69,12 +68,10 @@ class Found:
 
     @property
     def runs(self) -> int:
-        """Simulations that were needed."""
         return self.beside[0] + sum(one.runs for one in (*self.ranked, *self.others))
 
     @property
     def simulated(self) -> int:
-        """Requests simulated."""
         return self.beside[1] + sum(one.simulated for one in (*self.ranked, *self.others))
 
 

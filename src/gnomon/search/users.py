@@ -52,7 +52,6 @@ class Loops:
     output_tokens: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         is_finite = bool(np.isfinite(self.saturation_per_s))
         return asdict(self) | ({} if is_finite else {"saturation_per_s": None})
 

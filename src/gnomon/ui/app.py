@@ -36,7 +36,6 @@ INDEX = f"""<!DOCTYPE html>
 
 
 def frame(pages: list[Page]) -> Component:
-    """What stays when the page changes."""
     links = [dcc.Link(page.title, href=page.path, id=f"nav-{page.name}", className="nav") for page in pages]
     return html.Div(
         [

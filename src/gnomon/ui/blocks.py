@@ -36,7 +36,6 @@ def blank(height: int = 300, words: str = "") -> dict[str, Any]:
 
 
 def section(title: str, *children: Any, id: str | None = None) -> Component:
-    """A white box with a heading."""
     named = {"id": id} if id else {}
     return html.Section([html.H2(title), *children] if title else list(children), **named)
 
@@ -65,6 +64,5 @@ def commands(texts: Mapping[str, str]) -> Component:
 
 
 def button(id: str, label: str, *, primary: bool = False, disabled: bool = False) -> Component:
-    """A button."""
     style = "button primary" if primary else "button"
     return html.Button(label, id=id, className=style, disabled=disabled, n_clicks=0, type="button")

@@ -47,7 +47,6 @@ class Control:
         return "" if raw is None else str(raw).strip()
 
     def component(self, id: str, raw: Any) -> Component:
-        """The input itself."""
         return dcc.Input(id=id, value=str(raw), type="text", debounce=TYPING_PAUSE_S, className="field")
 
     def focus_id(self, id: str) -> str:
@@ -70,7 +69,6 @@ class Control:
         return any(_names(error, key) for key in keys)
 
     def refuse(self, what: str) -> ControlError:
-        """The error of a value that cannot be read."""
         return ControlError(self.name, what)
 
 
@@ -92,7 +90,6 @@ class Hidden(Control):
     is_hidden = True
 
     def component(self, id: str, raw: Any) -> Component:
-        """An input that is not shown."""
         return dcc.Input(id=id, value=str(raw), type="hidden")
 
 
@@ -107,7 +104,6 @@ class Number(Control):
     unit: str = ""
 
     def read(self, raw: Any) -> float | int | None:
-        """The number."""
         text = "" if raw is None else str(raw).strip().replace(",", "")
         if not text and self.optional:
             return None
@@ -124,7 +120,6 @@ class Number(Control):
         return int(value)
 
     def to_query(self, raw: Any) -> str:
-        """Without a needless `.0`."""
         return f"{raw:.12g}" if isinstance(raw, float) else super().to_query(raw)
 
     def component(self, id: str, raw: Any) -> Component:
@@ -180,7 +175,6 @@ class Choice(Control):
                          html.Select(select_options(labels), id=f"{id}-select", className="choice")])  # fmt: skip
 
     def focus_id(self, id: str) -> str:
-        """The list."""
         return f"{id}-select"
 
 
@@ -196,15 +190,12 @@ class Choices(Choice):
     default: Any = ()
 
     def read(self, raw: Any) -> Any:
-        """The names, as a tuple."""
         return tuple(super(Choices, self).read(one) for one in raw or ())
 
     def to_query(self, raw: Any) -> str:
-        """Joined by commas."""
         return ",".join(raw or ())
 
     def from_query(self, text: str) -> Any:
-        """Split at commas."""
         return [part for part in text.split(",") if part]
 
     def component(self, id: str, raw: Any) -> Component:
@@ -214,7 +205,6 @@ class Choices(Choice):
         return html.Details([html.Summary("", id=f"{id}-chosen"), ticks], className="choices")
 
     def focus_id(self, id: str) -> str:
-        """Nothing: a group of ticks has no single input."""
         return ""
 
 
@@ -225,19 +215,15 @@ class Switch(Control):
     default: Any = False
 
     def read(self, raw: Any) -> bool:
-        """Whether it is on."""
         return bool(raw)
 
     def to_query(self, raw: Any) -> str:
-        """`on` or `off`."""
         return "on" if raw else "off"
 
     def from_query(self, text: str) -> Any:
-        """As a checklist wants it."""
         return ["on"] if text == "on" else []
 
     def component(self, id: str, raw: Any) -> Component:
-        """A tick box."""
         ticked = ["on"] if raw else []
         return dcc.Checklist(id=id, options=[{"value": "on", "label": self.label}], value=ticked, className="switch")
 

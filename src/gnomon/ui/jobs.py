@@ -94,7 +94,6 @@ def status(id: str) -> Status:
 
 
 def result(id: str) -> Any:
-    """What the job returned."""
     job = _jobs.get(id)
     if job is None or job.status.state != "done":
         raise GnomonError("this work has no result here.", where=id, fix="Run it again.")
@@ -114,7 +113,6 @@ def cancel(id: str) -> None:
 
 
 def cancel_all() -> None:
-    """Stop whatever runs, when the server ends."""
     for id in list(_jobs):
         cancel(id)
 
@@ -183,7 +181,6 @@ Ask = Callable[[dict[str, Any]], Any]
 
 
 def job_panel(page: Page, label: str = "Run") -> Component:
-    """The buttons and the bar; the page needs a control `Hidden("job")`."""
     bar = html.Div(html.Div(className="bar-fill", id=page.id("bar")), className="bar", role="progressbar")
     return html.Div(
         [

@@ -38,7 +38,6 @@ class RunFolder:
 
     @property
     def when(self) -> str:
-        """When it was written."""
         return datetime.fromtimestamp(self.changed_s).strftime("%Y-%m-%d %H:%M")
 
     @property
@@ -55,12 +54,10 @@ class RunFolder:
 
     @property
     def is_finished_search(self) -> bool:
-        """Whether it holds a search with its answer."""
         return self.kind.name == "search" and (self.path / "ranking.csv").is_file()
 
     @property
     def files(self) -> list[str]:
-        """The files in it, by name."""
         return sorted(one.name for one in self.path.iterdir() if one.is_file() and not one.name.startswith("."))
 
 
@@ -106,7 +103,6 @@ def _recognised(root: Path, folder: Path) -> RunFolder | None:
 
 
 def open_run(root: Path, name: str) -> RunFolder:
-    """The run of that name below `root`."""
     folder = inside(root, name)
     found = _recognised(root.resolve(), folder) if folder is not None and folder.is_dir() else None
     if found is None:
@@ -135,7 +131,6 @@ KEPT_BACK = (".pt", ".npz", ".npy", ".py")
 
 
 def file_address(run: str, file: str) -> str:
-    """Where the browser finds a file of a run."""
     return f"{ROUTE}{quote(run)}/{quote(file)}"
 
 

@@ -236,7 +236,6 @@ def as_yaml(scenario: Scenario) -> str:
 
 
 def as_command(scenario: Scenario) -> str:
-    """A scenario as a command line."""
     words = ["gnomon", "simulate"]
     for dotted, value in differences(scenario).items():
         words += [_fields()[dotted].flag if dotted in _fields() else f"--{dotted}", _word(value)]

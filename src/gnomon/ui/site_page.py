@@ -51,11 +51,9 @@ class Page:
 
     @property
     def path(self) -> str:
-        """Where it is."""
         return f"/{self.name}"
 
     def id(self, *parts: str) -> str:
-        """The id of one of its components."""
         return "-".join((self.name, *parts))
 
     def link(self, **state: Any) -> str:
@@ -63,12 +61,15 @@ class Page:
         return self.path + query_of(self.controls, state)
 
     def inputs(self) -> dict[str, Input]:
-        """Every control's value, for a callback's `inputs`."""
         return {one.name: Input(self.id(one.name), "value") for one in self.controls}
 
     def values(self) -> dict[str, Output]:
-        """Every control's value, for a callback that sets them."""
         return {one.name: Output(self.id(one.name), "value", allow_duplicate=True) for one in self.controls}
+
+    def outputs(self, *names: str, **kinds: str) -> dict[str, Output]:
+        """Its components' children, and of others what `kinds` says, for a callback's `output`."""
+        kinds = dict.fromkeys(names, "children") | kinds
+        return {name: Output(self.id(name), kind) for name, kind in kinds.items()}
 
     def messages(self) -> dict[str, Output]:
         """Every message slot, for a callback's `output`; `explain` fills them."""

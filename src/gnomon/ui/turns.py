@@ -26,7 +26,6 @@ class Kept(Generic[V]):
         self._lock = threading.Lock()
 
     def get(self, key: str) -> V | None:
-        """The answer, if it is known."""
         with self._lock:
             if key in self._answers:
                 self._answers.move_to_end(key)
@@ -166,7 +165,6 @@ class Question:
 
     @property
     def is_newest(self) -> bool:
-        """Whether the view has not asked anything since."""
         return self.view.newest == self.number
 
     @contextmanager

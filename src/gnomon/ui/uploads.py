@@ -130,12 +130,10 @@ def passing_file(data: bytes) -> Iterator[Path]:
 
 
 def traces() -> dict[str, str]:
-    """The traces that were uploaded, with the words shown for them."""
     return {key: f"{one.name} ({one.num_requests:,} requests)" for key, one in list(_traces.items())}
 
 
 def is_trace(name: str) -> bool:
-    """Whether a workload's name is that of an uploaded trace."""
     return name.startswith(TRACE)
 
 

@@ -80,7 +80,6 @@ def _marks(lanes: Timeline, total_time: float, show_completion_time: bool) -> Fi
 
 
 def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> Figure:
-    """Lanes on top, then memory, then the use of links if there is any."""
     count = len(lanes.lanes)
     height = max(36 * count, 220)
     below = 330 if has_links else 190
@@ -178,7 +177,6 @@ def _lane_name(gpu: int, name: str) -> str:
 
 
 def cause_rows(run: Run) -> list[SplitRow]:
-    """Every rank's time by cause, and that of all."""
     ranks = idle_time(run)
     rows = [(f"GPU {rank}", time, run.total_time) for rank, time in enumerate(ranks)]
     rows.append(("all", total(ranks), run.total_time * len(ranks)))
@@ -189,7 +187,6 @@ def cause_rows(run: Run) -> list[SplitRow]:
 
 
 def step_cards(run: Run) -> list[Card]:
-    """The figures that stand above a step."""
     return [
         Card("make-span", f"{run.total_time:.6g}"),
         Card("idle", f"{run.bubble:.1%}"),

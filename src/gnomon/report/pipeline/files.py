@@ -111,7 +111,6 @@ def write_gantt(run: Run, path: str | Path, **look: Any) -> Path:
 
 
 def _set_axis(plot: Any, axis: dict[str, Any]) -> None:
-    """Range, labels and lines of one part of the picture."""
     if "range" in axis:
         plot.set_ylim(*axis["range"])
     else:
@@ -128,7 +127,6 @@ def _set_axis(plot: Any, axis: dict[str, Any]) -> None:
 
 
 def _draw_bars(plot: Any, trace: dict[str, Any], narrow: float) -> None:
-    """Bars of one kind; words in those that are not narrow."""
     edge = trace["marker"]["line"]
     plot.barh(
         trace["y"], trace["x"], left=trace["base"], height=trace["width"], color=trace["marker"]["color"],

@@ -24,7 +24,6 @@ class HeatGrid:
 
     @property
     def best(self) -> tuple[int, int]:
-        """Row and column of the shortest step."""
         row, column = np.unravel_index(np.nanargmin(self.values), self.values.shape)
         return int(row), int(column)
 
@@ -36,7 +35,6 @@ class HeatGrid:
 
     @property
     def is_flat(self) -> bool:
-        """Every cell is as good as the best."""
         return len(self.all_best) == int(np.count_nonzero(~np.isnan(self.values)))
 
     @property

@@ -19,7 +19,6 @@ COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool
 
 
 def step_text(result: Any, **look: Any) -> list[Block]:
-    """Where the time of a step goes; its picture as `look` says."""
     step: StepRecord = result.step
     run, what_if = step.run, result.what_if
     ranks, peaks = idle_time(run), [curve.peak for curve in step.memory]
@@ -49,7 +48,6 @@ def step_text(result: Any, **look: Any) -> list[Block]:
 
 
 def step_view(result: Any) -> View:
-    """A training step, and where its time goes."""
     step: StepRecord = result.step
     count = 1 + max(label.microbatch for label in step.run.labels)
     return View(
@@ -78,7 +76,6 @@ def _step_data(result: Any) -> dict[str, Any]:
 
 
 def throttled_words(run: Run) -> str:
-    """The transfers that their receiver slowed."""
     texts = [f"{kind} {i} at stage {stage}" for kind, i, stage in run.throttled]
     return "Slowed by their receiver: " + ("; ".join(texts) or "none")
 
@@ -165,14 +162,12 @@ def task_frame(run: Run) -> pl.DataFrame:
 
 
 def rank_frame(step: StepRecord) -> pl.DataFrame:
-    """Every rank's time by cause, and its peak of memory."""
     times = zip(idle_time(step.run), step.memory, strict=True)
     rows = [{"rank": rank, **asdict(time), "peak_memory": curve.peak} for rank, (time, curve) in enumerate(times)]
     return pl.DataFrame(rows)
 
 
 def sweep_frame(sweep: Sweep) -> pl.DataFrame:
-    """One row per configuration and priority."""
     rows = [
         {**{key: getattr(study, key) for key in KEYS}, **{f"p_{k}": str(v) for k, v in cell._asdict().items()}}
         for study in sweep.studies

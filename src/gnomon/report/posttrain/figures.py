@@ -40,7 +40,6 @@ class Bar:
 
 
 def starts(record: RunRecord) -> list[float]:
-    """When each step begins."""
     at, found = 0.0, []
     for step in record.steps:
         found.append(at)
@@ -210,7 +209,6 @@ def _layout(record: RunRecord) -> Figure:
 
 
 def cause_rows(record: RunRecord) -> list[SplitRow]:
-    """Every step's GPU time by cause, and that of all."""
     steps = [(f"step {step.number}", step.idle(), step.duration_s) for step in record.steps]
     if len(steps) > 1:
         parts = {cause: sum(one[cause] for _, one, _ in steps) for cause in CAUSES}
@@ -219,13 +217,11 @@ def cause_rows(record: RunRecord) -> list[SplitRow]:
 
 
 def split_row(name: str, parts: dict[str, float], whole: float) -> SplitRow:
-    """One bar of GPU seconds, with every cause that there is in words."""
     words = ", ".join(f"{label} {parts[key] / whole:.1%}" for key, (label, _) in CAUSES.items() if parts[key] > 0)
     return SplitRow(name, parts, whole, words, " GPU s")
 
 
 def run_cards(record: RunRecord) -> list[Card]:
-    """The figures that stand above a run."""
     count = len(record.steps)
     size = f"{'one step' if count == 1 else f'mean of {count}'}, {record.num_gpus} GPUs"
     return [
@@ -286,7 +282,6 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
 
 
 def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str, Any]]:
-    """A comparison in figures."""
     return [
         {
             "policy": one.policy,

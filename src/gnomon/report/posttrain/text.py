@@ -16,7 +16,6 @@ RATIO = f"Ratio: tokens/s over those of {BASELINE}; a shorter step that trains o
 
 
 def run_view(result: Any) -> View:
-    """The steps of one policy, and where the GPU time goes."""
     record: RunRecord = result.record
     return View(
         f"RL post-training: {record.policy} on {record.num_gpus} GPUs", partial(_run_text, record),
@@ -25,7 +24,6 @@ def run_view(result: Any) -> View:
 
 
 def _run_data(record: RunRecord) -> dict[str, Any]:
-    """A run in figures: step time, throughput, shares of GPU time, every step."""
     return {
         "policy": record.policy,
         "step_s": record.step_s,
@@ -44,7 +42,6 @@ def _run_data(record: RunRecord) -> dict[str, Any]:
 
 
 def _run_text(record: RunRecord) -> list[Block]:
-    """Every step, then where the GPU time goes."""
     shares = ", ".join(f"{cause} {share:.1%}" for cause, share in record.shares().items())
     bubbles = ", ".join(f"{name} {share:.0%}" for name, share in record.bubbles().items())
     lags = ", ".join(f"{lag}: {share:.1%} of groups" for lag, share in record.lags().items())
@@ -64,7 +61,6 @@ def _run_text(record: RunRecord) -> list[Block]:
 
 
 def step_row(step: StepRecord) -> dict[str, Any]:
-    """One step in figures."""
     return {
         "step": step.number,
         "seconds": step.duration_s,
@@ -80,7 +76,6 @@ def step_row(step: StepRecord) -> dict[str, Any]:
 
 
 def comparison_view(result: Any) -> View:
-    """Policies on the same lengths."""
     c = result.config
     return View(
         f"{c.model} on {c.cluster.num_gpus} x {c.device}: policies of post-training", partial(_comparison_text, result),
@@ -90,7 +85,6 @@ def comparison_view(result: Any) -> View:
 
 
 def _comparison_text(result: Any) -> list[Block]:
-    """Policies side by side, shares in per cent."""
     rows = [{key: f"{value:.1%}" if key in SHARES else value for key, value in row.items()} for row in result.summary]
     caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(result.outcomes)])
     drawn = Plot("policies", lambda: policies_figure(result.outcomes), "short")
@@ -127,7 +121,6 @@ def _and(names: list[str]) -> str:
 
 
 def plan_view(result: Any) -> View:
-    """Plans for a GPU budget, the best first."""
     c = result.plans[0].config
     rows = [one.row() for one in result.plans]
     return View(
@@ -137,7 +130,6 @@ def plan_view(result: Any) -> View:
 
 
 def _plan_text(result: Any) -> list[Block]:
-    """The best plans, why, and how to run the first."""
     rows = [{"#": number, **one.row()} for number, one in enumerate(result.plans[: result.top], start=1)]
     return [
         Plot("plans", lambda: plan_figure(result.plans)),

@@ -56,7 +56,6 @@ def read_metrics(folder: str | Path) -> pl.DataFrame:
 
 
 def step_of(table: pl.DataFrame) -> str:
-    """The column that counts."""
     return next(name for name in STEPS if name in table.columns)
 
 
@@ -90,7 +89,6 @@ _FAINT: Figure = {"opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
 
 
 def run_colours(names: Iterable[str]) -> dict[str, str]:
-    """The colour of each run's lines."""
     return {name: look.COLOURS[number % len(look.COLOURS)] for number, name in enumerate(names)}
 
 
@@ -200,13 +198,11 @@ GOAL_NOTE = (
 
 
 def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
-    """Names of the contenders, the fastest first."""
     names = [one.name for one in comparison.contenders]
     return sorted(names, key=lambda name: comparison.mean(scenario, name, "e2e_mean_s"))
 
 
 def suite_blocks(verdicts: list[SuiteVerdict]) -> list[Block]:
-    """Every loss, then a sentence per goal."""
     losses = [
         {
             "router": one.router,
@@ -265,7 +261,6 @@ def notes(comparison: RouteComparison, scenario: str) -> str:
 
 
 def about(comparison: RouteComparison, scenario: str) -> str:
-    """The scenario in a line."""
     given = comparison.scenarios[scenario]
     replicas = sum(pool.num_replicas for pool in given.all_pools())
     seeds = len({row.seed for row in comparison.rows if row.scenario == scenario})
@@ -274,7 +269,6 @@ def about(comparison: RouteComparison, scenario: str) -> str:
 
 
 def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """One row per goal."""
     return [
         {
             "policy": one.policy,
@@ -293,7 +287,6 @@ COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "b
 
 
 def view(result: Any) -> View:
-    """Every router on every scenario and seed."""
     comparison: RouteComparison = result.comparison
     suite = [{"sentence": one.sentence, "met": one.is_met} for one in result.suite_goals]
     return View(
@@ -329,7 +322,6 @@ def _text(result: Any) -> list[Block]:
 
 
 def write_comparison(result: Any, folder: str | Path) -> Path:
-    """Write everything."""
     import polars as pl
 
     with folder_written_whole(folder, ("comparison.*", "report.html")) as temporary:

@@ -182,7 +182,6 @@ def text(result: Any, top: int | None = 15, to: Callable[[int], str] | None = No
 
 
 def view(result: Any) -> View:
-    """The ranking, the winner, and why the others are not in it."""
     found, best = result.found, result.best
     return View(
         f"Best deployment: {best.label}" if best else "No configuration meets the SLO", partial(text, result),
@@ -233,7 +232,6 @@ def ranking_frame(found: Found) -> pl.DataFrame:
 
 
 def matrix_view(result: Any) -> View:
-    """One search per model and workload, and what each choice is worth elsewhere."""
     matrix: Matrix = result.matrix
     worth = [
         {"model": model, "chosen_for": chosen, "used_for": used, "share_of_best": share}
@@ -269,7 +267,6 @@ def _matrix_text(matrix: Matrix) -> list[Block]:
 
 
 def heat_map(matrix: Matrix, model: str) -> Figure:
-    """Every choice on every workload, as a share of the best there."""
     names = matrix.workloads
     shares = [[matrix.worth.get((model, chosen, used)) for used in names] for chosen in names]
     told = [["–" if share is None else f"{share:.0%}" for share in row] for row in shares]

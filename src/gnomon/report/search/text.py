@@ -28,7 +28,6 @@ MOST_TIES = 5
 
 
 def best_words(found: Found) -> list[str]:
-    """The winner, and who ties with it."""
     assert found.best is not None
     ties = [one.label for one in found.ties]
     if not ties:
@@ -41,7 +40,6 @@ def best_words(found: Found) -> list[str]:
 
 
 def capacity_words(capacity: Interval) -> str:
-    """The winner's capacity with its interval."""
     return (
         f"Its capacity: {capacity.value:.3g} requests/s, {capacity.low:.3g}–{capacity.high:.3g} with 90 % probability "
         "(error of the timing source or calibration, other requests)"
@@ -49,7 +47,6 @@ def capacity_words(capacity: Interval) -> str:
 
 
 def slo_words(search: SearchConfig) -> str:
-    """The SLO in one line."""
     parts = [
         f"{latency_name(f'{metric} {statistic}')} ≤ {units.seconds(limit)}"
         for metric in LATENCIES
@@ -63,12 +60,10 @@ def slo_words(search: SearchConfig) -> str:
 
 
 def has_limits(search: SearchConfig) -> bool:
-    """Whether the SLO limits anything."""
     return search.slo.goodput is not None or any(getattr(search.slo, metric) for metric in LATENCIES)
 
 
 def question_words(search: SearchConfig) -> str:
-    """What was asked, in one line."""
     load = f" at {search.load:g} requests/s" if search.load is not None else ""
     lengths = search.workload.preset or (search.workload.trace and search.workload.trace.file)
     named = lengths or search.workload.lengths.distribution
@@ -76,7 +71,6 @@ def question_words(search: SearchConfig) -> str:
 
 
 def gpus(count: int | None) -> str:
-    """So many GPUs, in words."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
@@ -99,7 +93,6 @@ def cards(found: Found) -> list[tuple[str, str, str]]:
 
 
 def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
-    """The ranked configurations."""
     axes = latency_axes(found.search)
     best = found.ranked[:top]
     on_front = front(found.search, found.ranked)
@@ -202,7 +195,6 @@ def _reach(record: Record) -> float:
 
 
 def _why(record: Record) -> str:
-    """The reason, in words."""
     reason = record.reason or ""
     if record.status != "passed over":
         return reason
@@ -238,7 +230,6 @@ def _with_margin(record: Record, margin: float | None) -> str:
 
 
 def cell_rows(matrix: Matrix) -> list[dict[str, Any]]:
-    """The winner of every cell."""
     return [{"model": m, "workload": w, **_cell(found)} for (m, w), found in matrix.cells.items()]
 
 
@@ -265,7 +256,6 @@ def worth_rows(matrix: Matrix, model: str) -> list[dict[str, Any]]:
 
 
 def bench_row(record: Record) -> dict[str, Any]:
-    """One line of the suite."""
     if record.score is None:
         return {"GPUs": record.num_gpus, "capacity/s": None, "QPS/($/h)": None, "TTFT P90": None, "TBT P99": None,
                 "limited by": record.reason}  # fmt: skip

@@ -7,7 +7,6 @@ from gnomon.search.users import Loops
 
 
 def rows(found: Loops) -> list[dict[str, str]]:
-    """Both loops with what a million tokens costs."""
     loops = {"open: requests come at random": found.open_per_s}
     if found.users is not None:
         loops |= {f"closed: {found.users:,} users at once": found.closed_per_s}
@@ -25,7 +24,6 @@ def _dollars(found: Loops, tokens_per_s: float) -> str:
 
 
 def blocks(found: Loops) -> list[Block]:
-    """The two loops, what limits each, and why they differ."""
     limits = [f"{WORDS[name]} ≤ {units.seconds(limit)}" for name, limit in found.limits.items()]
     within = f"99 % of the requests within {', '.join(limits)}" if limits else "no limits"
     place = f"{found.model} on {found.price.num_gpus} x {found.device}, ${found.price.per_hour:,.2f} per hour"

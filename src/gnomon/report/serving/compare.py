@@ -48,7 +48,6 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
 
 
 def view(result: Any) -> View:
-    """Several variants on the same requests; the first is the baseline."""
     variants = {name: (lambda one=one: one.requests) for name, one in result.results.items()}
     return View(
         f"{len(result.results)} variants compared", partial(_text, result), partial(data, result),
@@ -58,7 +57,6 @@ def view(result: Any) -> View:
 
 
 def _difference_rows(differences: Differences) -> list[dict[str, Any]]:
-    """Every paired difference."""
     return [
         {"variant": name, **asdict(one), "difference": one.difference, "relative": one.relative}
         for name, found in differences.items()
@@ -67,7 +65,6 @@ def _difference_rows(differences: Differences) -> list[dict[str, Any]]:
 
 
 def data(result: Any) -> dict[str, Any]:
-    """Nested plain data: every variant's summary and the differences."""
     rows = {
         name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
         for name, differences in result.differences.items()
@@ -225,7 +222,6 @@ def variant_row(name: str, summary: Summary) -> dict[str, Any]:
 
 
 def difference_row(one: Difference) -> dict[str, Any]:
-    """One paired difference, formatted."""
     has_interval = one.low is not None and one.high is not None
     return {
         "figure": latency_name(f"{one.metric} {one.statistic}"),

@@ -222,7 +222,6 @@ def missed_sentences(accounts: Accounts) -> list[str]:
 
 
 def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
-    """The story of one request."""
     row = accounts.row(request_id)
     parts, values = accounts.parts_s("e2e")[row], accounts.values_s("e2e")
     total, median = float(values[row]), float(np.median(values))
@@ -310,7 +309,6 @@ def request_blocks(accounts: Accounts, request_id: int) -> list[Block]:
 
 
 def neighbour_rows(neighbours: list[Neighbour]) -> list[Row]:
-    """Neighbours as rows of a table."""
     return [
         {
             "request": one.request,

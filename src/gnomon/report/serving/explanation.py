@@ -174,7 +174,6 @@ def part_frame(accounts: Accounts) -> pl.DataFrame:
 
 
 def sentences(result: Any) -> list[str]:
-    """The answer in two or three sentences."""
     if result.request is not None:
         return words.request_sentences(result.accounts, result.request)
     before = result.simulation.summary
@@ -200,7 +199,6 @@ def _text(result: Any) -> list[Block]:
 
 
 def view(result: Any) -> View:
-    """Why requests of a simulation were slow."""
     accounts: Accounts = result.accounts
 
     def neighbours() -> Figure:
@@ -219,7 +217,6 @@ def view(result: Any) -> View:
 
 
 def _data(given: Any) -> dict[str, Any]:
-    """Everything that the text says, as nested plain data."""
     accounts, summary = given.accounts, given.simulation.summary
     told: dict[str, Any] = {"sentences": given.sentences, "metric": given.metric, "note": given.note}
     if given.request is not None:
@@ -328,7 +325,6 @@ def limit_rows(before: Summary, outcomes: Sequence[Outcome]) -> list[words.Row]:
 
 
 def limit_sentence(before: Summary, outcomes: Sequence[Outcome]) -> str:
-    """What limits the deployment."""
     best = max(outcomes, key=lambda one: gain(before, one, "e2e", "mean"), default=None)
     share = gain(before, best, "e2e", "mean") if best else 0.0
     if best is None or share < 0.02:

@@ -71,7 +71,6 @@ def request_metrics(run: Run) -> str:
 
 
 def batch_metrics(run: Run) -> str:
-    """One row per batch and replica."""
     log = run.log.iterations[: run.log.used[0]]
     frame = pl.DataFrame({name: np.ascontiguousarray(log[name]) for name in log.dtype.names or ()})
     batches = frame.group_by("replica", "number").agg(

@@ -79,7 +79,6 @@ class Rates:
 
 
 def levels(run: Run, start_s: float, end_s: float) -> Levels:
-    """Sample the run from `start_s` to `end_s`."""
     q = run.cluster.requests
     at = np.linspace(start_s, max(end_s, start_s + 1e-9), TIME_POINTS)
     served = _served(run)
@@ -164,7 +163,6 @@ _LOG_FROM = 30.0
 
 
 def drawers(run: Run, summary: Summary) -> dict[str, Callable[[], Figure]]:
-    """For each name the function that draws it."""
     log = run.log
     rows = log.iterations[: log.used[0]]
     gaps = log.used[2]

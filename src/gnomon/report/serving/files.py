@@ -125,7 +125,6 @@ FILES = (
 
 
 def view(result: Any) -> View:
-    """A simulation: its tables and figures, but for those of the report that say why."""
     run: Run = result.run
     frames = {"requests": request_frame, "iterations": iteration_frame, "operators": operator_frame,
               "operators_over_time": operators_over_time, **({"fleet": fleet_frame} if run.fleet else {})}  # fmt: skip
@@ -245,7 +244,6 @@ def series_rows(run: Run, summary: Summary) -> list[dict[str, float]]:
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of nested data, by its dotted name."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -209,7 +209,6 @@ def _events(run: Run, hours: Floats, along: Floats) -> list[dict[str, Any]]:
 
 
 def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
-    """The figures of a fleet by name."""
     frame: list[pl.DataFrame] = []
 
     def columns(*names: str) -> tuple[Floats, list[tuple[str, Floats, str]]]:

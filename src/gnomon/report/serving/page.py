@@ -44,7 +44,6 @@ def write_report(
     files: Sequence[str] = (),
     intervals: Intervals | None = None,
 ) -> Path:
-    """Write the page; `files` beside it are linked."""
     drawn = drawers(run, summary)
     latency = {name: drawn[name] for name in ("ttft", "tbt", "tpot", "e2e")}
     if room is not None and room.curve.loads:

@@ -72,7 +72,6 @@ def _most_important(notes: list[str]) -> list[str]:
 
 
 def title(scenario: Scenario) -> str:
-    """The deployment in one line."""
     return f"{scenario.model} on {' + '.join(_pool(pool) for pool in scenario.all_pools())}"
 
 
@@ -110,7 +109,6 @@ def policy_words(scenario: Scenario) -> str:
 
 
 def workload_words(scenario: Scenario) -> str:
-    """The load in one line."""
     w = scenario.workload
     lengths = w.preset or (w.trace and Path(w.trace.file).name) or f"{w.lengths.distribution} lengths"
     count = f"{w.num_requests:,} requests" if w.num_requests else "requests"
@@ -127,7 +125,6 @@ def workload_words(scenario: Scenario) -> str:
 
 
 def latency_rows(summary: Summary) -> list[Row]:
-    """Percentiles of every latency, formatted."""
     rows = []
     for name, words in LATENCIES.items():
         spread = getattr(summary.latency, name)
@@ -138,7 +135,6 @@ def latency_rows(summary: Summary) -> list[Row]:
 
 
 def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[str, str]]:
-    """The other figures as (name, value) pairs, in the order of the terminal table."""
     t, c, i, use, cost = (
         summary.throughput, summary.requests, summary.iterations, summary.utilization, summary.cost,
     )  # fmt: skip
@@ -207,13 +203,11 @@ def timing_words(summary: Summary) -> str:
 
 
 def adapter_words(adapters: AdapterFigures) -> str:
-    """How often an adapter was there: "found 91.2 %, 312 loads, 0.4 % of the requests waited for a slot"."""
     waited = f", {adapters.waited:.1%} of the requests waited for a slot" if adapters.waited else ""
     return f"found {adapters.found:.1%}, {adapters.loads:,} loads{waited}"
 
 
 def tier_words(tiers: TierHits) -> str:
-    """Where prompt tokens were found."""
     found = [f"{name} {getattr(tiers, name):.1%}" for name in ("gpu", "host", "ssd", "remote", "peers", "computed")]
     rest = f" ({tiers.passed_over:.1%} found, but computed sooner)" if tiers.passed_over else ""
     wait = f"; loads waited {units.seconds(tiers.wait_s.mean)} in the mean" if tiers.wait_s.mean is not None else ""
@@ -221,7 +215,6 @@ def tier_words(tiers: TierHits) -> str:
 
 
 def moves_words(moved: Moves) -> str:
-    """What moved between pools, how long it waited and took."""
     if not moved.moved:
         return f"none; {moved.stayed:,} requests stayed where they decode"
     rest = f", {moved.stayed:,} stayed" if moved.stayed else ""
@@ -241,7 +234,6 @@ def use_words(use: Utilization) -> str:
 
 
 def slo_words(summary: Summary) -> str:
-    """Targets, attainment, goodput."""
     slo = summary.slo
     assert slo is not None
     targets = [
@@ -258,7 +250,6 @@ def slo_words(summary: Summary) -> str:
 
 
 def fleet_words(fleet: FleetSummary) -> str:
-    """Replicas over time in one line."""
     parts = [f"{fleet.mean_up:.3g} replicas in the mean ({fleet.least_up} to {fleet.peak_up})",
              f"{fleet.gpu_hours:,.4g} GPU hours", f"{fleet.cold_starts} cold starts of "
              f"{units.seconds(fleet.cold_start_s)}"]  # fmt: skip
@@ -270,7 +261,6 @@ def fleet_words(fleet: FleetSummary) -> str:
 
 
 def energy_words(energy: Energy) -> str:
-    """What the run drew in one line."""
     each = energy.joules_per_output_token
     parts = [f"{energy.kwh:,.4g} kWh, {energy.mean_kw:,.3g} kW in the mean"]
     parts += [f"{each:,.3g} J per output token"] if each is not None else []
@@ -280,7 +270,6 @@ def energy_words(energy: Energy) -> str:
 
 
 def cost_words(summary: Summary) -> str:
-    """Dollars per hour and per million tokens."""
     cost = summary.cost
     million = cost.per_million_output_tokens
     per = f", ${million:.3g} per million output tokens" if million is not None else ""
@@ -291,7 +280,6 @@ def cost_words(summary: Summary) -> str:
 
 
 def class_rows(summary: Summary) -> list[Row]:
-    """One formatted row per class of users."""
     return [
         {
             "class": one.name,
@@ -311,14 +299,12 @@ def class_rows(summary: Summary) -> list[Row]:
 
 
 def fairness_words(fairness: Fairness) -> str:
-    """Jain's indices in one line."""
     parts = {"service over weight": fairness.service, "seconds per token": fairness.latency}
     told = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
     return f"Jain's index of {', of '.join(told)}"
 
 
 def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
-    """One formatted row per replica."""
     has_roles = any(use.role != "both" for use in summary.replicas)
     return [
         {

@@ -8,5 +8,4 @@ NAMES = ("serve", "fleet", "plan", "pipeline", "posttrain", "routing", "runs")
 
 
 def all_pages() -> list[Page]:
-    """Every page."""
     return [import_module(f"gnomon.ui.pages.{name}").PAGE for name in NAMES]

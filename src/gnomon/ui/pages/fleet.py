@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dash import Dash, Output, html
+from dash import Dash, html
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -48,7 +48,6 @@ CONTROLS: tuple[Control, ...] = (
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """Figures, what to know of them, and the day."""
     return [
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
@@ -62,19 +61,12 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Simulate and draw the day at every change."""
-    outputs = {
-        "cards": Output(PAGE.id("cards"), "children"),
-        "notes": Output(PAGE.id("notes"), "children"),
-        "figures": {name: Output(PAGE.id(name), "figure") for name in FIGURES},
-        "copies": Output(PAGE.id("copies"), "children"),
-        "rest": Output(PAGE.id("rest"), "children"),
-    }
+    figures = PAGE.outputs(**dict.fromkeys(FIGURES, "figure"))
+    outputs = {**PAGE.outputs("cards", "notes", "copies", "rest"), "figures": figures}
     draw_live(app, PAGE, outputs, lambda values: _drawn(simulate(scenario_of(values))))
 
 
 def scenario_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The day that the controls describe."""
     failures = {"mtbf_s": values["mtbf"] * 3600} if values["mtbf"] else {}
     return {
         "model": values["model"],
@@ -109,4 +101,4 @@ def _drawn(day: Simulation) -> dict[str, Any]:
     }
 
 
-PAGE = Page(name="fleet", title="Fleet", controls=CONTROLS, body=body, register=register)
+PAGE = Page("fleet", "Fleet", body, register, CONTROLS)

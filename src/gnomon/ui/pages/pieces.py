@@ -55,7 +55,6 @@ def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = Fals
 
 
 def tall_outputs(id: str) -> dict[str, Output]:
-    """What a callback fills with `tall`."""
     return {
         "figure": Output(id, "figure"),
         "style": Output(f"{id}-frame", "style"),

@@ -36,12 +36,16 @@ from gnomon.ui.scenarios import folded
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 
 
-def _degree(name: str, label: str, most: int = 4096, **more: Any) -> Number:
-    return Number(name, label, 1, least=1, most=most, whole=True, field=name, group="Layout", **more)
+def _degree(name: str, label: str, most: int = 4096, default: int = 1, **more: Any) -> Number:
+    return Number(name, label, default, least=1, most=most, whole=True, field=name, group="Layout", **more)
 
 
 def _orders() -> dict[str, str]:
     return {USUAL: "1f1b or interleaved"} | {row["name"]: row["name"] for row in schedules()}
+
+
+def _schedules() -> dict[str, str]:
+    return {STUDY: "1f1b, greedy (priority study)"} | {row["name"]: row["name"] for row in schedules()}
 
 
 USUAL = "usual"
@@ -52,10 +56,8 @@ OF_MODEL: tuple[Control, ...] = (
     Number("batch", "Batch", 128, least=1, most=1e6, whole=True, field="batch", help="sequences per step"),
     Number("sequence", "Tokens", 8192, least=1, most=1e7, whole=True, field="sequence", help="per sequence"),
     Choice("precision", "Products in", "bf16", options=PRECISIONS, field="precision"),
-    Number("tensor_parallel", "Tensor parallel", 8, least=1, most=64, whole=True, field="tensor_parallel",
-           group="Layout"),
-    Number("pipeline_parallel", "Pipeline parallel", 4, least=1, most=512, whole=True, group="Layout",
-           field="pipeline_parallel"),
+    _degree("tensor_parallel", "Tensor parallel", 64, 8),
+    _degree("pipeline_parallel", "Pipeline parallel", 512, 4),
     _degree("virtual_stages", "Virtual stages", 64),
     Choice("order", "Schedule", USUAL, options=_orders, field="schedule", wide=True, group="Layout"),
     _degree("context_parallel", "Context parallel"),
@@ -67,14 +69,6 @@ OF_MODEL: tuple[Control, ...] = (
     Switch("offload", "Activations wait on the host", group="Memory"),
     Number("lora_rank", "LoRA rank", 0, least=0, most=1024, whole=True, help="0 trains all weights", group="Memory"),
 )  # fmt: skip
-
-
-MODEL_NAMES = tuple(one.name for one in OF_MODEL)
-
-
-def _matters(name: str, value: Any) -> bool:
-    defaults = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
-    return value is not False and defaults.get(name) != value
 
 
 GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
@@ -96,7 +90,6 @@ class PriorityText(Text):
     """A weight, or the letter of an exclusive tier."""
 
     def read(self, raw: Any) -> Priority:
-        """The weight or the letter."""
         text = super().read(raw)
         try:
             value: Priority = text if text.isalpha() else float(text)
@@ -106,14 +99,11 @@ class PriorityText(Text):
         return value
 
 
-def _schedules() -> dict[str, str]:
-    return {STUDY: "1f1b, greedy (priority study)"} | {row["name"]: row["name"] for row in schedules()}
+def _length(name: str, label: str, default: float | str, most: float = 1e6, **more: Any) -> Number:
+    return Number(name, label, default, group="Times of one micro-batch on one GPU", most=most, **more)
 
 
-def _length(name: str, label: str, default: float | str, **more: Any) -> Number:
-    return Number(name, label, default, group="Times of one micro-batch on one GPU", most=1e6, **more)
-
-
+PRIORITIES = "Priorities on the links"
 OF_SCHEDULES: tuple[Control, ...] = (
     Choice("schedule", "Schedule", "1f1b", options=_schedules, wide=True),
     Slider("stages", "Pipeline stages (GPUs)", 4, least=1, most=32, step=1, whole=True,
@@ -129,15 +119,14 @@ OF_SCHEDULES: tuple[Control, ...] = (
     _length("prop", "Transfer", 1.0, field="prop_len"),
     _length("latency", "Latency", 0.0, field="latency"),
     _length("sync", "Gradient sync", 2.0, field="sync_base_len"),
-    Number("sync_freq", "Sync every", 1, least=1, most=128, whole=True, field="sync_freq", help="micro-batches",
-           group="Times of one micro-batch on one GPU"),
-    Number("fwd_impact", "Sync slows forward by", 0.2, most=1, group="Times of one micro-batch on one GPU"),
-    Number("bwd_impact", "Sync slows backward by", 0.2, most=1, group="Times of one micro-batch on one GPU"),
-    PriorityText("fwd_prop", "Activations", "0.5", group="Priorities on the links"),
-    PriorityText("grad_prop", "Gradients", "0.5", group="Priorities on the links"),
-    PriorityText("grad_sync", "Gradient sync", "0.5", group="Priorities on the links",
+    _length("sync_freq", "Sync every", 1, least=1, most=128, whole=True, field="sync_freq", help="micro-batches"),
+    _length("fwd_impact", "Sync slows forward by", 0.2, most=1),
+    _length("bwd_impact", "Sync slows backward by", 0.2, most=1),
+    PriorityText("fwd_prop", "Activations", "0.5", group=PRIORITIES),
+    PriorityText("grad_prop", "Gradients", "0.5", group=PRIORITIES),
+    PriorityText("grad_sync", "Gradient sync", "0.5", group=PRIORITIES,
                  help="A weight, or a letter: a goes before b, both before weights"),
-    Switch("ideal", "Every transfer at full rate", group="Priorities on the links"),
+    Switch("ideal", "Every transfer at full rate", group=PRIORITIES),
     Choice("view", "Link lanes", "single_channel", group="Picture",
            options={"single_channel": "one", "dual_channel": "down and up"}),
     Choice("grid", "Heat map in steps of", "0.1", options=("0.05", "0.1", "0.2", "0.25"), group="Picture"),
@@ -148,8 +137,7 @@ CONTROLS: tuple[Control, ...] = (
     *OF_MODEL,
     *OF_SCHEDULES,
 )  # fmt: skip
-OF_TABS = {MODEL: MODEL_NAMES, SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
-BLANK = dict.fromkeys(("cards", "rest", "copies", "heat"), no_update)
+OF_TABS = {MODEL: tuple(one.name for one in OF_MODEL), SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
 
 
 def body(state: dict[str, Any]) -> list[Component]:
@@ -184,11 +172,9 @@ def _styles(tab: str) -> dict[str, Any]:
 
 
 def register(app: Dash) -> None:
-    """Draw at every change; a click in the heat map sets the priorities."""
     outputs = {
         **{name: tall_outputs(PAGE.id(name)) for name in ("gantt", "over_time")},
-        **{name: Output(PAGE.id(name), "children") for name in BLANK if name != "heat"},
-        "heat": Output(PAGE.id("heat"), "figure"),
+        **PAGE.outputs("cards", "rest", "copies", heat="figure"),
         "tabs": {name: Output(PAGE.id("tab", name), "style") for name in OF_TABS},
     }
     draw_live(app, PAGE, outputs, _drawn)
@@ -218,7 +204,6 @@ def without_effect(state: dict[str, Any]) -> set[str]:
 
 
 def step_of(values: Mapping[str, Any]) -> PipelineStep:
-    """Run the step that the controls describe."""
     if values["stages"] * values["n"] > MAX_PASSES:
         most = MAX_PASSES // values["stages"]
         raise ControlError("n", f"A page draws at most {most:,} micro-batches of {values['stages']} stages.")
@@ -233,19 +218,21 @@ def step_of(values: Mapping[str, Any]) -> PipelineStep:
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
-    shown = {"tabs": _styles(values["tab"])}
-    kept = BLANK | {name: not_tall() for name in ("gantt", "over_time")}
+    kept = dict.fromkeys(("cards", "rest", "copies", "heat"), no_update)
+    kept |= {"gantt": not_tall(), "over_time": not_tall(), "tabs": _styles(values["tab"])}
     if values["tab"] == MODEL:
         # Figures, time and memory by part, memory over the step, the same as a command.
-        asked = {name: values[name] for name in MODEL_NAMES if name != "order"}
+        asked = {name: values[name] for name in OF_TABS[MODEL] if name != "order"}
         if values["order"] != USUAL:
             asked["schedule"] = values["order"]
         result = train(asked, check=False)
-        flags = [f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value)]
+        usual = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
+        said = {name: value for name, value in asked.items() if value is not False and usual.get(name) != value}
+        flags = [f"--{name.replace('_', '-')} {value}" for name, value in said.items()]
         copies = commands({"Command line": folded(["gnomon train step", *flags])})
         over_time = tall(result.drawings["memory"])
-        return kept | shown | cards_and_rest(result.text()) | {"over_time": over_time, "copies": copies}
-    return kept | shown | _schedule_drawn(values)
+        return kept | cards_and_rest(result.text()) | {"over_time": over_time, "copies": copies}
+    return kept | _schedule_drawn(values)
 
 
 def _schedule_drawn(values: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +252,6 @@ def _schedule_drawn(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _command(values: dict[str, Any]) -> str:
-    """The step as a command."""
     flags = {"--stages": "stages", "-n": "n", "--chunks": "chunks", "--memory-limit": "limit"}
     flags |= {f"--{field.replace('_', '-')}": name for name, field in LENGTHS.items()}
     flags |= {"--weight-grad-len": "wgrad", "--latency": "latency"}
@@ -278,11 +264,4 @@ def _command(values: dict[str, Any]) -> str:
     return folded(["gnomon pipeline run", *words, *(["--ideal"] if values["ideal"] else [])])
 
 
-PAGE = Page(
-    name="pipeline",
-    title="Pipeline",
-    controls=CONTROLS,
-    body=body,
-    register=register,
-    without_effect=without_effect,
-)
+PAGE = Page("pipeline", "Pipeline", body, register, CONTROLS, without_effect=without_effect)

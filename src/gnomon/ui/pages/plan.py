@@ -1,6 +1,6 @@
 """Plan: which deployment is best? A search as a job, or one from disk; a click opens a point in Serve."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,6 @@ def short(question: SearchConfig) -> str:
 
 
 def runs_folder() -> Path:
-    """Where this server keeps and finds run directories."""
     return Path(current_app.config["GNOMON_RUNS"])
 
 
@@ -114,8 +113,6 @@ NO_SEARCH = (
     "Press Search, or open a search that was run before. A search finds the capacity of every combination of the space "
     "under the limits; it can be cancelled, and goes on where it stopped when it is run again."
 )
-LOOKED_AT = {"space": "figure", "fits": "children", "copies": "children"}
-"""What shows the question before the search."""
 TOP = 25
 """Rows of the ranking."""
 
@@ -127,7 +124,6 @@ class Counts(Text):
     optional: bool = False
 
     def read(self, raw: Any) -> tuple[int, ...]:
-        """The numbers."""
         parts = [part.strip() for part in super().read(raw).split(",") if part.strip()]
         if not all(part.isdecimal() and int(part) > 0 for part in parts) or not (parts or self.optional):
             raise self.refuse("Write whole numbers such as 1, 2, 4.")
@@ -139,7 +135,6 @@ class Some(Choices):
     """At least one of several names."""
 
     def read(self, raw: Any) -> Any:
-        """The names."""
         chosen = super().read(raw)
         if not chosen:
             raise self.refuse("Choose at least one.")
@@ -203,12 +198,11 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Show the answer of the job or of the folder; a click on a point goes to Serve."""
     register_job(app, PAGE, run_search, asked)
 
     @callback(
         app,
-        output=[Output(PAGE.id(name), kind) for name, kind in LOOKED_AT.items()],
+        output=list(PAGE.outputs("fits", "copies", space="figure").values()),
         inputs={"raw": {name: one for name, one in PAGE.inputs().items() if name not in ("dir", "job")}},
     )
     def look(raw: dict[str, Any]) -> Any:
@@ -216,34 +210,29 @@ def register(app: Dash) -> None:
             asked_for = question_of(PAGE.read(raw))
             drawn, told = space_figure(asked_for)
         except GnomonError:  # Said where it was made, when the search is asked for.
-            return (no_update,) * len(LOOKED_AT)
-        return drawn, " ".join(told), commands({"This search: gnomon search FILE": short(asked_for)})
+            return (no_update,) * 3
+        return " ".join(told), commands({"This search: gnomon search FILE": short(asked_for)}), drawn
 
     @callback(
         app,
         output={
-            "plots": {name: Output(PAGE.id(name), "figure") for name in PLOTS},
-            "answer": Output(PAGE.id("answer"), "children"),
-            "tables": Output(PAGE.id("tables"), "children"),
-            "empty": Output(PAGE.id("empty"), "style"),
-            "found": Output(PAGE.id("found"), "style"),
-            "folder": Output(PAGE.id("dir"), "value"),
+            "plots": PAGE.outputs(**dict.fromkeys(PLOTS, "figure")),
+            **PAGE.outputs("answer", "tables", empty="style", found="style", dir="value"),
             "messages": PAGE.messages(),
         },
         inputs={"folder": Input(PAGE.id("dir"), "value"), "job": Input(PAGE.id("finished"), "data")},
         prevent_initial_call="initial_duplicate",
     )
     def show(folder: str, job: str | None) -> dict[str, Any]:
-        kept = {"plots": dict.fromkeys(PLOTS, no_update), **dict.fromkeys(("answer", "tables", "folder"), no_update)}
+        kept = {"plots": dict.fromkeys(PLOTS, no_update), **dict.fromkeys(("answer", "tables", "dir"), no_update)}
         is_new = ctx.triggered_id == PAGE.id("finished") and bool(job)
         try:
-            folder = "" if is_new else folder
-            found = _found(folder, job)
+            found = _found("" if is_new else folder, job)
         except GnomonError as error:
             return kept | {"empty": SHOWN, "found": HIDDEN, "messages": PAGE.explain(error)}
         if found is None:
             return kept | {"empty": SHOWN, "found": HIDDEN, "messages": PAGE.explain(None)}
-        blocks = found.text(TOP, _link_of(found))
+        blocks = found.text(TOP, lambda place: link(found.scenario(place)))
         cards = [one for one in blocks if isinstance(one, Card) or one is blocks[0]]
         rest = [one for one in blocks if one not in cards]
         return {
@@ -252,7 +241,7 @@ def register(app: Dash) -> None:
             "tables": shown(boxed(rest)),
             "empty": HIDDEN,
             "found": SHOWN,
-            "folder": folder if is_new else no_update,
+            "dir": "" if is_new else no_update,
             "messages": PAGE.explain(None),
         }
 
@@ -278,7 +267,7 @@ def _open_in_serve(app: Dash, name: str) -> None:
     def go(click: dict[str, Any] | None, folder: str, job: str | None) -> Any:
         place = click["points"][0].get("customdata") if click else None
         found = None if place is None else _found(folder, job)
-        return no_update if place is None or found is None else _link_of(found)(place)
+        return no_update if place is None or found is None else link(found.scenario(place))
 
 
 def _found(folder: str, job: str | None) -> Search | None:
@@ -290,8 +279,4 @@ def _found(folder: str, job: str | None) -> Search | None:
     return found
 
 
-def _link_of(found: Search) -> Callable[[int], str]:
-    return lambda place: link(found.scenario(place))
-
-
-PAGE = Page(name="plan", title="Plan", controls=CONTROLS, body=body, register=register, without_effect=without_effect)
+PAGE = Page("plan", "Plan", body, register, CONTROLS, without_effect=without_effect)

@@ -73,7 +73,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def config_of(values: Mapping[str, Any]) -> Posttrain:
-    """The configuration that the controls describe."""
     flat = {key: values[name] for name, key in KEYS.items() if values[name] not in (None, "")}
     check_is_data(flat)
     config = load(Posttrain, None, flat)
@@ -87,6 +86,7 @@ ALLOCATION_PX = 760
 COMPARE, PLAN = "compare", "plan"
 QUESTIONS = {COMPARE: "Policies on this placement", PLAN: "Modes, splits and layouts for these GPUs"}
 PLACEMENT = "cluster.component_placement"
+HOW = "On the same lengths. A click on a policy shows its time line above."
 
 
 def _number(name: str, label: str, default: Any, group: str, *, most: float, **more: Any) -> Number:
@@ -142,13 +142,11 @@ CLUSTER_FLAGS = ("pre", "wait", "lend")
 
 
 def head(state: dict[str, Any]) -> list[Component]:
-    """Examples."""
     links = [html.Li(dcc.Link(name, href=PAGE.link(**given))) for name, given in EXAMPLES.items()]
     return [html.Div([html.H3("Examples"), html.Ul(links, className="plain")], className="group")]
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """Figures, the allocation, where the time goes; then the comparison, once there is one."""
     return [
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
@@ -159,7 +157,7 @@ def body(state: dict[str, Any]) -> list[Component]:
             html.Div(id=PAGE.id("stale")),
             html.Div(
                 [
-                    html.P("On the same lengths. A click on a policy shows its time line above.", className="more"),
+                    html.P(id=PAGE.id("how"), className="more"),
                     tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
                     html.Div(id=PAGE.id("rows"), className="under-plot"),
                 ],
@@ -173,13 +171,7 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Draw at every change; the comparison is a job."""
-    outputs = {
-        "allocation": tall_outputs(PAGE.id("allocation")),
-        "cards": Output(PAGE.id("cards"), "children"),
-        "rest": Output(PAGE.id("rest"), "children"),
-        "copies": Output(PAGE.id("copies"), "children"),
-    }
+    outputs = {"allocation": tall_outputs(PAGE.id("allocation")), **PAGE.outputs("cards", "rest", "copies")}
     draw_live(app, PAGE, outputs, _drawn, _live())
     _register_comparison(app)
     register_job(app, PAGE, run_comparison, asked)
@@ -210,19 +202,18 @@ def _register_comparison(app: Dash) -> None:
     @callback(
         app,
         output={
-            "style": Output(PAGE.id("comparison"), "style"),
+            **PAGE.outputs("how", "rows", comparison="style"),
             "plot": tall_outputs(PAGE.id("compared")),
-            "rows": Output(PAGE.id("rows"), "children"),
         },
         inputs=[Input(PAGE.id("finished"), "data")],
         prevent_initial_call=True,
     )
     def show(job: str | None) -> dict[str, Any]:
         if not job:
-            return {"style": HIDDEN, "plot": not_tall(), "rows": no_update}
+            return {"comparison": HIDDEN, "plot": not_tall(), "rows": no_update, "how": no_update}
         found = jobs.result(job)
-        drawn = found.drawings["plans" if isinstance(found, PosttrainPlan) else "policies"]
-        return {"style": SHOWN, "plot": tall(drawn), "rows": shown(found.text())}
+        plot, how = ("plans", "") if isinstance(found, PosttrainPlan) else ("policies", HOW)
+        return {"comparison": SHOWN, "plot": tall(found.drawings[plot]), "rows": shown(found.text()), "how": how}
 
     @callback(
         app,
@@ -286,12 +277,4 @@ def run_comparison(asked: Asked, report: jobs.Report) -> PolicyComparison | Post
     return compare_policies(config, policies=names, with_oracle=with_oracle, on_progress=tell)
 
 
-PAGE = Page(
-    name="posttrain",
-    title="Post-training",
-    controls=CONTROLS,
-    body=body,
-    head=head,
-    register=register,
-    without_effect=without_effect,
-)
+PAGE = Page("posttrain", "Post-training", body, register, CONTROLS, head, without_effect)

@@ -105,7 +105,6 @@ def _figure(found: Comparison, name: str, metric: str, statistic: str) -> float:
 
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
-    """The scenario that every router serves."""
     scenario = to_scenario(values)
     is_arrival_given = any(key == "workload" or "arrivals" in key for key in further_settings(values["scenario"]))
     if values["cv"] != 1 and not is_arrival_given:
@@ -141,7 +140,6 @@ def metric_folders() -> dict[str, str]:
 
 
 def tables_of(names: Sequence[str]) -> dict[str, pl.DataFrame]:
-    """The metrics of these run directories."""
     return {name: read_metrics(runs_folder() / name) for name in names}
 
 
@@ -188,7 +186,6 @@ VIEWED = ("metric", "statistic")
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """The comparison, a job; then the curves."""
     return [
         section(
             "Routers on the same requests",
@@ -217,21 +214,14 @@ def _comparison() -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Compare when asked; draw curves at every change of theirs."""
     register_job(app, PAGE, run_comparison, asked)
     inputs, slots = PAGE.inputs(), PAGE.messages()
+    plain = PAGE.outputs("rows", "warnings", differences="figure", empty="style", found="style")
     of_curves = {name: slot for name, slot in slots.items() if name in FOR_CURVES}
 
     @callback(
         app,
-        output={
-            "differences": Output(PAGE.id("differences"), "figure"),
-            "distributions": tall_outputs(PAGE.id("distributions")),
-            "rows": Output(PAGE.id("rows"), "children"),
-            "warnings": Output(PAGE.id("warnings"), "children"),
-            "empty": Output(PAGE.id("empty"), "style"),
-            "found": Output(PAGE.id("found"), "style"),
-        },
+        output={**plain, "distributions": tall_outputs(PAGE.id("distributions"))},
         inputs={"job": Input(PAGE.id("finished"), "data"), "view": {name: inputs[name] for name in VIEWED}},
         prevent_initial_call=True,
     )
@@ -239,8 +229,7 @@ def register(app: Dash) -> None:
         try:
             found: RoutersCompared = jobs.result(job or "")
         except GnomonError:
-            others = ("differences", "rows", "warnings", "empty", "found")
-            return {"distributions": not_tall(), **dict.fromkeys(others, no_update)}
+            return {"distributions": not_tall(), **dict.fromkeys(plain, no_update)}
         one = found.views[view["metric"], view["statistic"]]
         rows = [row | {"router": link_to(row["router"], found.links[row["router"]])} for row in one.rows]
         return {
@@ -298,4 +287,4 @@ def _curves(values: dict[str, Any]) -> Any:
     return [shown([legend(run_colours(tables))]), plots(*drawn)]
 
 
-PAGE = Page(name="routing", title="Routing", controls=CONTROLS, body=body, register=register)
+PAGE = Page("routing", "Routing", body, register, CONTROLS)

@@ -28,7 +28,6 @@ def _root() -> Path:
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """The list, or the run that was chosen from it."""
     if not state["run"]:
         return [html.Div(id=PAGE.id("list"))]
     back = dcc.Link("← All runs", href=PAGE.link(find=state["find"]))
@@ -40,8 +39,6 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """List what is asked for."""
-
     @callback(app, Output(PAGE.id("list"), "children"), Input(PAGE.id("find"), "value"), Input(PAGE.id("run"), "value"))
     def show(find: str | None, run: str) -> Any:
         return [] if run else _listed(_root(), (find or "").strip().lower())
@@ -101,4 +98,4 @@ def _elsewhere(one: RunFolder) -> Component | None:
     return None
 
 
-PAGE = Page(name="runs", title="Runs", controls=CONTROLS, body=body, register=register, is_stacked=True, is_live=False)
+PAGE = Page("runs", "Runs", body, register, CONTROLS, is_stacked=True, is_live=False)

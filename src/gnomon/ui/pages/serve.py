@@ -77,7 +77,6 @@ CONTROLS: tuple[Control, ...] = (
 
 
 def _top() -> Component:
-    """What is simulated; loading files, and pinning."""
     upload = dcc.Upload(
         html.Button("Load a scenario or trace …", className="button", type="button"),
         id=PAGE.id("upload"),
@@ -95,7 +94,6 @@ def _top() -> Component:
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """Key figures, plots, the comparison, and what can be copied."""
     waiting = blocks.blank(words="Simulating …")
     latency = [blocks.graph(PAGE.id("plot", name), label=title, figure=waiting) for name, title in LATENCIES.items()]
     curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load")
@@ -118,7 +116,6 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Answer every change."""
     register_live(app, PAGE)
     _register_story(app)
     _register_pins(app)
@@ -212,7 +209,7 @@ def _register_upload(app: Dash) -> None:
         return {"values": values, "workloads": select_options(_workloads()), "message": ""}
 
 
-PAGE = Page(name="serve", title="Serve", controls=(*CONTROLS, Hidden("pins")), body=body, register=register)
+PAGE = Page("serve", "Serve", body, register, (*CONTROLS, Hidden("pins")))
 
 
 def link(scenario: Scenario) -> str:

@@ -62,7 +62,6 @@ def with_pin(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> 
 
 
 def without_pin(pins: str, place: int) -> str:
-    """The pins without one of them."""
     return _joined({other: query for other, query in pinned_queries(pins).items() if other != place})
 
 
@@ -187,7 +186,6 @@ def _pinned(page: Page, raw: Raw) -> dict[str, Simulation | GnomonError]:
 
 
 def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]) -> str:
-    """A table of the present result and the pinned ones."""
     first, *others = pin_colours(raw["pins"])
     figures = comparison_row(now.summary)
     rows: list[dict[str, Any]] = [{"result": _entry(_name_of_now(page, raw), first), **figures}]
@@ -286,7 +284,6 @@ ROUTE = "/serve/answers"
 
 
 def register_live(app: Dash, page: Page) -> None:
-    """Answer every change of a control."""
     names = json.dumps([one.name for one in page.controls])
     app.clientside_callback(
         f"function(...values) {{ return dash_clientside.gnomon.ask('{ROUTE}', 'serve', {names}, values); }}",
