@@ -148,7 +148,7 @@ DEGREES = {
     "EP": "expert_parallel",
     "micro-batch": "micro_batch",
 }
-LEFT = ("sharding", "recompute")
+LEFT = ("sharding", "recompute", "the same")
 
 
 def layout_row(step: TrainStep) -> dict[str, Any]:
@@ -219,10 +219,12 @@ def _plan_text(result: Any) -> list[Block]:
     """The layouts, what limits the best, its commands, days and dollars."""
     found, job = result.plan, result.job
     win = found.winner
-    rows = [{"#": number, **layout_row(step)} for number, step in enumerate(found.best, start=1)]
+    rows = _each_once([{"#": number, **layout_row(step)} for number, step in enumerate(found.best, start=1)])
     unused = [name for name in DEGREES if all(row[name] == 1 for row in rows) and name in ("VP", "CP", "EP")]
     rows = [{name: cell for name, cell in row.items() if name not in unused} for row in rows]
     caption = f"{found.num_fitting:,} of {found.num_layouts:,} layouts fit into {win.memory.device_bytes / GB:.0f} GB."
+    if "the same" in rows[0]:
+        caption += " The same: context parallel x micro-batch with the same work for each GPU."
     layouts: list[Block] = [Plot("front", lambda: front_figure(found)), Table(rows, caption=caption, left=LEFT)]
     c = found.asked
     asked = f"{c.shape.name} on {c.gpus:,} x {c.device}, {c.batch_size:,} x {c.sequence:,} tokens a step, {c.precision}"
@@ -239,6 +241,17 @@ def _plan_text(result: Any) -> list[Block]:
         )
     blocks += [Command(name, command) for name, command in result.commands.items()]
     return [*blocks, *lines(found.notes, "note")]
+
+
+def _each_once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Layouts that give each GPU the same work, longer pieces of fewer sequences or the other way round, in one row."""
+    cut = ("#", "CP", "micro-batch", "DP")
+    shown: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        first = shown.setdefault(str([cell for name, cell in row.items() if name not in cut]), row | {"the same": ""})
+        if first["#"] != row["#"]:
+            first["the same"] += f"{', ' * bool(first['the same'])}CP {row['CP']} x {row['micro-batch']}"
+    return list(shown.values()) if any(row["the same"] for row in shown.values()) else rows
 
 
 def front_figure(found: TrainPlan) -> dict[str, Any]:

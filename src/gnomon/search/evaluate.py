@@ -1,5 +1,7 @@
 """One configuration, looked at in a worker: from a task to a record that goes into the results file."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -141,6 +143,10 @@ class Record:
     simulated: int = 0
     """Requests simulated, over all runs."""
 
+    @classmethod
+    def of(cls, candidate: Candidate, status: Status, reason: str | None = None, **more: Any) -> Record:
+        return cls(candidate.label, dict(candidate.overrides), status, reason, **more)
+
     @property
     def candidate(self) -> Candidate:
         return Candidate(tuple(self.overrides.items()))
@@ -161,7 +167,7 @@ def bound_of(task: Task) -> float | Record:
                 raise ConfigError(f"{node.name} is a node of {node.device}: it has no {device.name}.", where="node")
         return _bound(search, scenario, sequence(search, scenario))
     except (DoesNotFitError, ConfigError) as error:
-        return Record(candidate.label, dict(candidate.overrides), "impossible", str(error))
+        return Record.of(candidate, "impossible", str(error))
 
 
 def _bound(search: SearchConfig, scenario: Scenario, requests: Requests) -> float:
@@ -187,10 +193,7 @@ def evaluate(task: Task) -> Record:
         needed = rate_for(search.objective, task.beat, cost)
         reason = _out_of_reach(prober, needed, bound, search, ranks)
         if reason is not None:
-            return Record(
-                candidate.label, dict(candidate.overrides), "passed over", reason, runs=prober.runs,
-                simulated=prober.simulated,
-            )  # fmt: skip
+            return Record.of(candidate, "passed over", reason, runs=prober.runs, simulated=prober.simulated)
     found = find_capacity(prober, bound, search.effort, ranks)
     return _measured(search, candidate, scenario, found, prober)
 
@@ -278,12 +281,12 @@ def _measured(
     cost = price(scenario)
     worth = score(search.objective, found.per_s, found.verdict.good_share, cost) if found.per_s else None
     miss = None if found.per_s else _finite(found.verdict.excess)
-    return Record(
-        candidate.label, dict(candidate.overrides), "measured",
-        None if found.per_s else f"the SLO is met at no load: {found.verdict.miss}", capacity_per_s=found.per_s,
-        score=worth, num_gpus=cost.num_gpus, cost_per_hour=cost.per_hour, num_requests=found.num_requests,
-        converged=found.converged, binding=found.binding, good_share=found.verdict.good_share,
-        figures=found.verdict.figures, nearest_miss=miss, runs=prober.runs, simulated=prober.simulated,
+    why = None if found.per_s else f"the SLO is met at no load: {found.verdict.miss}"
+    return Record.of(
+        candidate, "measured", why, capacity_per_s=found.per_s, score=worth, num_gpus=cost.num_gpus,
+        cost_per_hour=cost.per_hour, num_requests=found.num_requests, converged=found.converged,
+        binding=found.binding, good_share=found.verdict.good_share, figures=found.verdict.figures,
+        nearest_miss=miss, runs=prober.runs, simulated=prober.simulated,
     )  # fmt: skip
 
 
@@ -299,14 +302,12 @@ def _counted_out(task: Task, bound: float) -> Record:
     fleet = smallest_fleet(search, candidate, bound, task.beat, lambda scenario: sequence(search, scenario))
     if isinstance(fleet.outcome, str):
         status: Status = "passed over" if fleet.beaten else "measured"
-        return Record(
-            candidate.label, dict(candidate.overrides), status, fleet.outcome, nearest_miss=_finite(fleet.miss),
-            runs=fleet.runs, simulated=fleet.simulated,
-        )  # fmt: skip
+        spent = {"runs": fleet.runs, "simulated": fleet.simulated}
+        return Record.of(candidate, status, fleet.outcome, nearest_miss=_finite(fleet.miss), **spent)
     chosen, verdict, count = fleet.outcome
     cost = price(scenario_of(search, chosen))
-    return Record(
-        chosen.label, dict(chosen.overrides), "measured", capacity_per_s=search.load,
+    return Record.of(
+        chosen, "measured", capacity_per_s=search.load,
         score=score(search.objective, search.load, verdict.good_share, cost), num_gpus=cost.num_gpus,
         cost_per_hour=cost.per_hour, num_requests=count, converged=True, binding=verdict.worst,
         good_share=verdict.good_share, figures=verdict.figures, runs=fleet.runs, simulated=fleet.simulated,

@@ -8,7 +8,7 @@ from typing import Any
 from gnomon.core.parallel import Map, map_ordered, shared_workers
 from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of, evaluate
-from gnomon.search.results import ResultsFile, record_from
+from gnomon.search.results import ResultsFile
 from gnomon.search.space import candidates, compile_for
 from gnomon.search.study import Found, Progress, check, search_with
 from gnomon.workload import WorkloadConfig
@@ -88,16 +88,16 @@ def _worth_elsewhere(
     open_ones = [(one, key) for one, key in zip(asked, keys, strict=True) if files[one[0], one[2]].get(key) is None]
     tasks = [Task(cells[model, used_for].search, best.candidate) for (model, _, used_for, best), _ in open_ones]
     for ((model, _, used_for, best), key), outcome in zip(open_ones, workers(evaluate, tasks), strict=True):
-        failed = Record(best.label, best.overrides, "failed", outcome.error)
-        files[model, used_for].put(key, (outcome.value or failed).to_dict())
+        record = outcome.value or Record.of(best.candidate, "failed", outcome.error)
+        files[model, used_for].put(key, record.to_dict())
     return {
         (model, chosen_for, used_for): _share(files[model, used_for].known[key], cells[model, used_for])
         for (model, chosen_for, used_for, _), key in zip(asked, keys, strict=True)
     }
 
 
-def _share(line: dict[str, object], found: Found) -> float:
-    score = record_from(line).score
+def _share(line: dict[str, Any], found: Found) -> float:
+    score = Record(**line).score
     assert found.best is not None and found.best.score is not None
     if score is None:
         return 0.0
@@ -123,9 +123,7 @@ def bench(
     rows = []
     outcomes = map_ordered(evaluate, [task for *_, task in asked], jobs=jobs, ray=ray)
     for (model, workload, policy, task), outcome in zip(asked, outcomes, strict=True):
-        one = task.candidate
-        failed = Record(one.label, dict(one.overrides), "failed", outcome.error)
-        rows.append((model, workload, policy, outcome.value or failed))
+        rows.append((model, workload, policy, outcome.value or Record.of(task.candidate, "failed", outcome.error)))
         if on_progress is not None:
             on_progress(len(rows), len(asked))
     return rows

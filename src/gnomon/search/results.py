@@ -16,7 +16,6 @@ from gnomon import __version__
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.text import parse_json
 from gnomon.search.config import SearchConfig
-from gnomon.search.evaluate import Record
 
 
 class ResultsFile:
@@ -69,11 +68,6 @@ class ResultsFile:
                 fix="Choose another folder with --out, or start again with --fresh.",
             )
         self.known = {line["key"]: line["record"] for line in lines[1:]}
-
-
-def record_from(line: dict[str, Any]) -> Record:
-    """A record as it was before it was written."""
-    return Record(**line)
 
 
 def fingerprint(search: SearchConfig) -> str:

@@ -13,7 +13,7 @@ from gnomon.core.errors import DataError
 from gnomon.core.parallel import Map, shared_workers
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
-from gnomon.search.results import ResultsFile, record_from
+from gnomon.search.results import ResultsFile
 from gnomon.search.slo import price, rate_for
 from gnomon.search.space import Candidate, candidates, compile_for, scenario_of
 from gnomon.serving.results.intervals import Interval
@@ -151,17 +151,17 @@ class _Examiner:
         self._advance(len(chosen) - len(open_ones))
         tasks = [Task(self.question, one, beat.get(one.engine), self.bounds.get(one.key)) for one in open_ones]
         for one, outcome in zip(open_ones, self.workers(evaluate, tasks), strict=True):
-            record = outcome.value or Record(one.label, dict(one.overrides), "failed", outcome.error)
+            record = outcome.value or Record.of(one, "failed", outcome.error)
             self.file.put(one.key, record.to_dict())
             self._advance(1)
-        return [record_from(self.file.known[one.key]) for one in chosen]
+        return [Record(**self.file.known[one.key]) for one in chosen]
 
     def settle(self, record: Record, key: str) -> Record:
         """Keep a record that needed no worker."""
         if self.file.get(key) is None:
             self.file.put(key, record.to_dict())
         self._advance(1)
-        return record_from(self.file.known[key])
+        return Record(**self.file.known[key])
 
     def _advance(self, count: int) -> None:
         self.settled += count
@@ -181,8 +181,7 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
             examiner.bounds[one.key] = outcome.value
             hopeful.append((_worth(question, one, outcome.value), one))
         else:
-            reason = Record(one.label, dict(one.overrides), "failed", outcome.error)
-            records[one.key] = examiner.settle(outcome.value or reason, one.key)
+            records[one.key] = examiner.settle(outcome.value or Record.of(one, "failed", outcome.error), one.key)
     hopeful.sort(key=lambda pair: (-pair[0], pair[1].key))
     queue, size = _engines_first(_promising_first(examiner, [one for _, one in hopeful])), FIRST_ROUND
     best: dict[str, float] = {}
@@ -269,7 +268,7 @@ def finished_search(folder: str | Path) -> Found:
         raise DataError("holds no finished search.", where=str(folder), fix="Run `gnomon search` to its end.")
     question = load(SearchConfig, folder / "search.yaml")
     known = ResultsFile(folder / "results.jsonl", question).known
-    records = [record_from(known[one.key]) for one in candidates(question) if one.key in known]
+    records = [Record(**known[one.key]) for one in candidates(question) if one.key in known]
     estimates = {key: one for key, one in known.items() if "per_s" in one}
     beside = sum(one["runs"] for one in estimates.values()), sum(one["simulated"] for one in estimates.values())
     rates = {key: one["per_s"] for key, one in estimates.items()}
@@ -316,11 +315,9 @@ def winning_scenario(search: SearchConfig, record: Record) -> Scenario:
     good = search.slo.goodput
     limits = {}
     for name in ("ttft_s", "tpot_s", "e2e_s"):
-        given = getattr(good, name) if good is not None else next(iter(getattr(search.slo, name).values()), None)
-        limits[name] = given
-    return scenario.model_copy(
-        update={"workload": scenario.workload.model_copy(update=load), "slo": SloConfig(**limits)}
-    )
+        limits[name] = getattr(good, name) if good is not None else next(iter(getattr(search.slo, name).values()), None)
+    workload = scenario.workload.model_copy(update=load)
+    return scenario.model_copy(update={"workload": workload, "slo": SloConfig(**limits)})
 
 
 _NORMAL_95, _NORMAL_975 = 1.645, 1.960
