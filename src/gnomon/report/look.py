@@ -16,6 +16,8 @@ LOOK: dict[str, Any] = {
     "paper_bgcolor": "#FFFFFF",
 }
 """Of a layout."""
+ROOM = {"l": 58, "r": 16, "t": 44, "b": 44}
+"""Around a plot, in pixels."""
 AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
 LOG_AXIS: dict[str, Any] = AXIS | {"type": "log", "dtick": "D2", "tickformat": "~g"}
 """Logarithmic, with whole numbers at 1, 2 and 5: plotly would write single digits between powers of ten."""
@@ -74,6 +76,21 @@ def bars(x: Any, y: Any, colour: str, **more: Any) -> dict[str, Any]:
     return {"type": "bar", "orientation": "h", "x": x, "y": y, "marker": {"color": colour}} | more
 
 
+def dots(x: Any, y: Any, colour: Any, size: float = 9, **more: Any) -> dict[str, Any]:
+    """Points; `more` as plotly calls it."""
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": {"color": colour, "size": size}} | more
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with a title, to go over another; `more` as plotly calls it."""
+    return {"title": {"text": title}} | more
+
+
+def lane(low: float, high: float, title: str, **more: Any) -> dict[str, Any]:
+    """The axis upwards of a curve below bars over time, between two shares of the height."""
+    return TIME_LINE_AXIS | {"domain": [low, high], "title": {"text": title}, "fixedrange": True} | more
+
+
 def rule(axis: str, at: float, colour: str, dash: str = "dash", width: float = 1.5) -> dict[str, Any]:
     """A line across the plot where an axis has a value."""
     other = "y" if axis == "x" else "x"
@@ -95,8 +112,8 @@ def note(x: float, y: float, text: str, colour: str, size: int = 11, **more: Any
 
 def figure(data: list[Any], named: str, height: int, margin: dict[str, int], **layout: Any) -> dict[str, Any]:
     """Traces in the look that all figures share, with a title and room for labels (`margin`: what is not usual)."""
-    room = {"l": 58, "r": 16, "t": 44, "b": 44} | margin
-    return {"data": data, "layout": LOOK | {"title": title(named), "height": height, "margin": room} | layout}
+    own = {"title": title(named), "height": height, "margin": ROOM | margin}
+    return {"data": data, "layout": LOOK | own | layout}
 
 
 def title(text: str) -> dict[str, Any]:
@@ -117,7 +134,7 @@ def plot_layout(title: str, x: dict[str, Any], y: dict[str, Any]) -> dict[str, A
                   "y": 1, "yref": "container", "yanchor": "top", "font": {"size": 14, "color": "#1F2A37"}},
         "xaxis": _AXIS | x,
         "yaxis": _AXIS | y,
-        "margin": {"l": 58, "r": 16, "t": 44, "b": 44},
+        "margin": ROOM,
         "height": 300,
         "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
@@ -125,26 +142,22 @@ def plot_layout(title: str, x: dict[str, Any], y: dict[str, Any]) -> dict[str, A
     }  # fmt: skip
 
 
+def plot(data: list[Any], title: str, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> dict[str, Any]:
+    """Traces in the look of `plot_layout`."""
+    return {"data": data, "layout": plot_layout(title, x, y) | layout}
+
+
 def time_lines(
-    title: str,
-    x: Floats,
-    lines: list[tuple[str, Floats, str]],
-    y_axis: dict[str, Any],
-    unit: str = "seconds",
+    title: str, x: Floats, lines: list[tuple[str, Floats, str]], y: dict[str, Any], unit: str = "seconds",
     hover: str = ".4g",
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Several quantities over time: (name, values, colour) each."""
     data = [
-        line(short(x), _gaps(short(y)), colour, name=name, hovertemplate=f"{name} %{{y:{hover}}}<extra></extra>")
-        for name, y, colour in lines
-    ]
-    layout = plot_layout(title, {"title": {"text": unit}}, {"rangemode": "tozero"} | y_axis)
-    return {"data": data, "layout": layout | {"showlegend": len(lines) > 1}}
-
-
-def _gaps(values: list[float]) -> list[float | None]:
-    """Nothing is drawn where nothing is known."""
-    return [None if value != value else value for value in values]
+        line(short(x), [None if value != value else value for value in short(values)], colour, name=name,
+             hovertemplate=f"{name} %{{y:{hover}}}<extra></extra>")
+        for name, values, colour in lines
+    ]  # fmt: skip
+    return plot(data, title, axis(unit), {"rangemode": "tozero"} | y, showlegend=len(lines) > 1)
 
 
 def short(values: Floats) -> list[float]:

@@ -127,15 +127,14 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
     ran = 1 + max(label.microbatch for label in step.run.labels)
     every = ran == step.config.num_microbatches
     words = "seconds" if every else f"seconds of a step with {ran} of {step.config.num_microbatches} micro-batches"
+    named = {"label": look.words("memory of a GPU", look.RED) | {"yanchor": "top"}}
     layout = look.LOOK | {
         "height": 360,
         "margin": {"l": 64, "r": 16, "t": 44, "b": 48},
-        "xaxis": look.AXIS | {"title": {"text": words}},
-        "yaxis": look.AXIS | {"title": {"text": f"GB of a GPU of rank {step.memory.fullest}"}, "rangemode": "tozero"},
+        "xaxis": look.AXIS | look.axis(words),
+        "yaxis": look.AXIS | look.axis(f"GB of a GPU of rank {step.memory.fullest}", rangemode="tozero"),
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "shapes": [
-            look.rule("y", limit, look.RED) | {"label": look.words("memory of a GPU", look.RED) | {"yanchor": "top"}}
-        ],
+        "shapes": [look.rule("y", limit, look.RED) | named],
     }
     return {"data": traces, "layout": layout}
 
@@ -265,21 +264,18 @@ def front_figure(found: TrainPlan) -> dict[str, Any]:
     limit = look.slo_line(
         found.winner.memory.device_bytes / GB, text="memory of a GPU", textposition="start", xanchor="right", padding=4
     )
-    memory = {"title": {"text": "peak memory of the fullest GPU, GB"}, "rangemode": "tozero"}
-    speed = {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"}
-    layout = look.plot_layout("Memory and speed of layouts", memory, speed)
-    layout |= {"height": 420, "showlegend": True, "hovermode": "closest", "shapes": [limit]}
-    return {"data": [one for one in marks if one["x"]], "layout": layout}
+    return look.plot(
+        [one for one in marks if one["x"]], "Memory and speed of layouts",
+        look.axis("peak memory of the fullest GPU, GB", rangemode="tozero"),
+        look.axis("tokens/s/GPU", rangemode="tozero"),
+        height=420, showlegend=True, hovermode="closest", shapes=[limit],
+    )  # fmt: skip
 
 
 def _points(steps: list[TrainStep], name: str, colour: str, mode: str) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": mode, "name": name, "marker": {"color": colour, "size": 9},
-        "line": {"color": colour},
-        "x": [round(step.memory.peak_bytes / GB, 2) for step in steps],
-        "y": [round(step.tokens_per_gpu_s, 2) for step in steps],
-        "text": [
-            "<br>".join(f"{name} {cell}" for name, cell in layout_row(step).items() if cell != 1) for step in steps
-        ],
-        "hovertemplate": "%{text}<extra></extra>",
-    }  # fmt: skip
+    memory = [round(step.memory.peak_bytes / GB, 2) for step in steps]
+    speed = [round(step.tokens_per_gpu_s, 2) for step in steps]
+    rows = [layout_row(step).items() for step in steps]
+    said = ["<br>".join(f"{name} {cell}" for name, cell in row if cell != 1) for row in rows]
+    more: dict[str, Any] = {"mode": mode, "line": {"color": colour}, "text": said}
+    return look.dots(memory, speed, colour, name=name, hovertemplate="%{text}<extra></extra>", **more)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.report import page
 from gnomon.report.blocks import Figure, Section, plots
-from gnomon.report.look import COLOURS, line, plot_layout, short
+from gnomon.report.look import COLOURS, axis, line, plot, short
 from gnomon.workload.describe import gaps_s, hits_by_cache_size
 from gnomon.workload.requests import Requests
 
@@ -43,8 +43,8 @@ def _prefix_hits(requests: Requests) -> Figure:
     rows = hits_by_cache_size(requests)
     sizes, rates = ([row[key] for row in rows] for key in ("cache_tokens", "hit_rate"))
     curve = {"type": "scatter", "mode": "lines+markers", "x": sizes, "y": rates, "line": {"color": COLOURS[0]}}
-    axes = {"title": {"text": "tokens in the cache"}, "type": "log"}, {"tickformat": ".0%", "rangemode": "tozero"}
-    return {"data": [curve], "layout": plot_layout("Prompt tokens found in a prefix cache", *axes)}
+    axes = axis("tokens in the cache", type="log"), {"tickformat": ".0%", "rangemode": "tozero"}
+    return plot([curve], "Prompt tokens found in a prefix cache", *axes)
 
 
 def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:
@@ -54,8 +54,8 @@ def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:
         line(short(np.quantile(values, shares)), short(shares), colour, 2, name=name, hovertemplate=said)
         for (name, values), colour in zip(samples.items(), COLOURS, strict=False)
     ]
-    layout = plot_layout(title, {"title": {"text": unit}, "type": "log"}, {"tickformat": ".0%"})
-    return {"data": data, "layout": layout | {"showlegend": len(data) > 1, "hovermode": "closest"}}
+    axes = axis(unit, type="log"), {"tickformat": ".0%"}
+    return plot(data, title, *axes, showlegend=len(data) > 1, hovermode="closest")
 
 
 def _arrivals(requests: Requests) -> Figure:
@@ -64,7 +64,7 @@ def _arrivals(requests: Requests) -> Figure:
         "type": "bar", "x": short((edges[1:] + edges[:-1]) / 2), "y": short(counts / np.diff(edges)),
         "marker": {"color": COLOURS[0]}, "hovertemplate": "%{y:.4g}/s at %{x:.4g} s<extra></extra>",
     }  # fmt: skip
-    return {"data": [bars], "layout": plot_layout("Arrivals per second", {"title": {"text": "seconds"}}, {})}
+    return plot([bars], "Arrivals per second", axis("seconds"), {})
 
 
 def _dots(requests: Requests) -> Figure:
@@ -74,5 +74,5 @@ def _dots(requests: Requests) -> Figure:
         "x": requests.prompt_tokens[some].tolist(), "y": requests.output_tokens[some].tolist(),
         "hovertemplate": "%{x} prompt, %{y} output tokens<extra></extra>",
     }  # fmt: skip
-    axes = [{"title": {"text": f"{side} tokens"}, "type": "log"} for side in ("prompt", "output")]
-    return {"data": [dots], "layout": plot_layout("Prompt and output", *axes) | {"hovermode": "closest"}}
+    axes = [axis(f"{side} tokens", type="log") for side in ("prompt", "output")]
+    return plot([dots], "Prompt and output", *axes, hovermode="closest")

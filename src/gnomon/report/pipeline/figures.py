@@ -90,11 +90,7 @@ def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> F
         "height": whole,
         "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
         "xaxis": TIME_LINE_AXIS
-        | {
-            "range": [0, end],
-            "title": {"text": "time, in the unit of the lengths"},
-            "anchor": "y3" if has_links else "y2",
-        },
+        | look.axis("time, in the unit of the lengths", range=[0, end], anchor="y3" if has_links else "y2"),
         "yaxis": {
             "domain": [(below + 20) / whole, 1],
             "range": [count - 0.5, -0.5],
@@ -104,22 +100,13 @@ def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> F
             "zeroline": False,
             "fixedrange": True,
         },
-        "yaxis2": TIME_LINE_AXIS
-        | {
-            "domain": [(below / 2 + 30) / whole if has_links else 0, (below - 30) / whole],
-            "title": {"text": f"memory<br>({memory_unit})"},
-            "rangemode": "tozero",
-            "fixedrange": True,
-        },
-    }
+        "yaxis2": look.lane(
+            (below / 2 + 30) / whole if has_links else 0, (below - 30) / whole, f"memory<br>({memory_unit})",
+            rangemode="tozero",
+        ),
+    }  # fmt: skip
     if has_links:
-        layout["yaxis3"] = TIME_LINE_AXIS | {
-            "domain": [0, (below / 2 - 20) / whole],
-            "title": {"text": "links in use"},
-            "tickformat": ".0%",
-            "range": [0, 1.06],
-            "fixedrange": True,
-        }
+        layout["yaxis3"] = look.lane(0, (below / 2 - 20) / whole, "links in use", tickformat=".0%", range=[0, 1.06])
     return layout
 
 

@@ -188,23 +188,11 @@ def _layout(record: RunRecord) -> Figure:
         "shapes": lines,
         "annotations": versions if len(record.steps) > 1 else [],
         "legend": TIME_LINE["legend"] | {"y": 1.03},  # Above the versions.
-        "xaxis": TIME_LINE_AXIS | {"range": [0, record.duration_s], "title": {"text": "seconds"}, "anchor": "y3"},
-        "yaxis": {
-            "domain": [0.46, 1],
-            "range": [record.num_gpus - 0.5, -0.5],
-            "title": {"text": "GPU"},
-            "tick0": 0,
-            "dtick": max(1, record.num_gpus // 16),
-            "tickformat": "d",
-            "showgrid": False,
-            "zeroline": False,
-            "fixedrange": True,
-        },
-        "yaxis2": TIME_LINE_AXIS
-        | {"domain": [0.22, 0.42], "title": {"text": "GPUs"}, "range": [0, record.num_gpus], "fixedrange": True},
-        "yaxis3": TIME_LINE_AXIS
-        | {"domain": [0, 0.18], "title": {"text": "to generate"}, "rangemode": "tozero", "tickformat": "~s"}
-        | {"fixedrange": True},
+        "xaxis": TIME_LINE_AXIS | look.axis("seconds", range=[0, record.duration_s], anchor="y3"),
+        "yaxis": look.axis("GPU", range=[record.num_gpus - 0.5, -0.5], tick0=0, tickformat="d", showgrid=False)
+        | {"domain": [0.46, 1], "dtick": max(1, record.num_gpus // 16), "zeroline": False, "fixedrange": True},
+        "yaxis2": look.lane(0.22, 0.42, "GPUs", range=[0, record.num_gpus]),
+        "yaxis3": look.lane(0, 0.18, "to generate", rangemode="tozero", tickformat="~s"),
     }
 
 
@@ -266,8 +254,8 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
         }  # fmt: skip
         said = f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s"
         notes.append(look.note(0, top, said, "#2B3440", 12, xref="paper", xanchor="left", yanchor="bottom"))
-    seconds: Figure = {"range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"}}
-    seconds |= {"anchor": f"y{len(outcomes) if len(outcomes) > 1 else ''}", "fixedrange": True}
+    end_s, anchor = max(one.record.duration_s for one in outcomes), f"y{len(outcomes) if len(outcomes) > 1 else ''}"
+    seconds = look.axis("seconds", range=[0, end_s], anchor=anchor, fixedrange=True)
     layout = look.LOOK | {
         "height": policies_height(len(outcomes)),
         "margin": {"l": 40, "r": 12, "t": ABOVE_PX, "b": BELOW_PX},

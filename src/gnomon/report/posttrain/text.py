@@ -145,19 +145,13 @@ def plan_figure(plans: list[Planned]) -> dict[str, Any]:
     marks = []
     for colour, mode in zip(look.COLOURS, modes, strict=False):
         mine = [one for one in plans if one.mode == mode]
-        marks.append(
-            {
-                "type": "scatter", "mode": "markers", "name": mode, "marker": {"color": colour, "size": 10},
-                "cliponaxis": False,
-                "x": [round(one.mean_lag, 3) for one in mine], "y": [round(one.samples_s, 3) for one in mine],
-                "text": ["<br>".join(f"{name} {cell(value)}" for name, value in one.row().items()) for one in mine],
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )  # fmt: skip
-    lag = {"title": {"text": "mean lag, weight updates"}, "rangemode": "tozero"}
-    speed = {"title": {"text": "samples/s"}, "rangemode": "tozero"}
-    layout = look.plot_layout("Samples per second and lag of plans", lag, speed)
-    return {"data": marks, "layout": layout | {"showlegend": True, "hovermode": "closest", "height": 420}}
+        lags, speeds = [round(one.mean_lag, 3) for one in mine], [round(one.samples_s, 3) for one in mine]
+        said = ["<br>".join(f"{name} {cell(value)}" for name, value in one.row().items()) for one in mine]
+        more = {"cliponaxis": False, "text": said, "hovertemplate": "%{text}<extra></extra>"}
+        marks.append(look.dots(lags, speeds, colour, 10, name=mode, **more))
+    lag, speed = look.axis("mean lag, weight updates", rangemode="tozero"), look.axis("samples/s", rangemode="tozero")
+    named = "Samples per second and lag of plans"
+    return look.plot(marks, named, lag, speed, showlegend=True, hovermode="closest", height=420)
 
 
 def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:

@@ -11,7 +11,7 @@ import polars as pl
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Figure, Table, View, lines, seconds
-from gnomon.report.look import bars, line, plot_layout, rule, short
+from gnomon.report.look import ROOM, axis, bars, line, plot, rule, short
 from gnomon.report.serving import explain_text as words
 from gnomon.report.serving.operators import operator_frame
 from gnomon.serving.results.counterfactual import MIN_GAIN, MIN_MISSED, Outcome, gain, ranked
@@ -54,13 +54,11 @@ def causes_figure(accounts: Accounts, metric: Metric = "e2e") -> Figure:
         if causes[name].any()
     ]  # fmt: skip
     names = {"e2e": "End to end", "ttft": "Time to first token", "tpot": "Time per output token"}
-    drawn = plot_layout(
-        f"{names[metric]} by cause, fastest to slowest",
-        {"title": {"text": "percentile"}, "range": [0, 100]},
-        {"title": {"text": unit}, "rangemode": "tozero"},
-    )
-    drawn["legend"] = {"orientation": "h", "x": 0, "y": -0.28, "yanchor": "top"}
-    return {"data": data, "layout": drawn | {"showlegend": True, "height": 380, "margin": drawn["margin"] | {"b": 120}}}
+    return plot(
+        data, f"{names[metric]} by cause, fastest to slowest", axis("percentile", range=[0, 100]),
+        axis(unit, rangemode="tozero"), showlegend=True, height=380, margin=ROOM | {"b": 120},
+        legend={"orientation": "h", "x": 0, "y": -0.28, "yanchor": "top"},
+    )  # fmt: skip
 
 
 def _short_name(cause: str) -> str:
@@ -79,15 +77,11 @@ def slowest_figure(accounts: Accounts, slow: Slow) -> Figure:
         for name, colour in CAUSE_COLOURS.items()
         if causes[name].any()
     ]  # fmt: skip
-    drawn = plot_layout("The slowest requests by cause", {"title": {"text": "seconds"}}, {"automargin": True})
-    drawn["legend"] = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
-    return {
-        "data": data,
-        "layout": drawn | {
-            "barmode": "stack", "hovermode": "closest", "showlegend": True, "height": 220 + 22 * len(names),
-            "margin": drawn["margin"] | {"l": 110, "b": 120},
-        },
-    }  # fmt: skip
+    return plot(
+        data, "The slowest requests by cause", axis("seconds"), {"automargin": True}, barmode="stack",
+        hovermode="closest", showlegend=True, height=220 + 22 * len(names), margin=ROOM | {"l": 110, "b": 120},
+        legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+    )  # fmt: skip
 
 
 def neighbours_figure(accounts: Accounts, row: int) -> Figure:
@@ -111,19 +105,12 @@ def neighbours_figure(accounts: Accounts, row: int) -> Figure:
          "hovertemplate": f"{name} %{{x:.3g}} s, prompt of %{{customdata:,}} tokens<extra>%{{y}}</extra>"}
         for name, colour, begin, end in phases
     ]  # fmt: skip
-    drawn = plot_layout(
-        f"Request {int(accounts.ids[row]):,} and those in its way",
-        {"title": {"text": "seconds since its arrival"}},
-        {"automargin": True},
-    )
-    lines = [rule("x", at, "#4A5565", "dot", 1) for at in (0.0, float(q.finished_s[row]) - start)]
-    return {
-        "data": data,
-        "layout": drawn | {
-            "barmode": "overlay", "hovermode": "closest", "showlegend": True, "height": 140 + 24 * len(names),
-            "margin": drawn["margin"] | {"l": 110}, "shapes": lines,
-        },
-    }  # fmt: skip
+    return plot(
+        data, f"Request {int(accounts.ids[row]):,} and those in its way", axis("seconds since its arrival"),
+        {"automargin": True}, barmode="overlay", hovermode="closest", showlegend=True, height=140 + 24 * len(names),
+        margin=ROOM | {"l": 110},
+        shapes=[rule("x", at, "#4A5565", "dot", 1) for at in (0.0, float(q.finished_s[row]) - start)],
+    )  # fmt: skip
 
 
 def roofline_figure(run: Run) -> Figure:
@@ -153,12 +140,11 @@ def roofline_figure(run: Run) -> Figure:
     ends = np.array([0.1, peak / bandwidth, 1e5])
     roof = np.minimum(peak, ends * bandwidth)
     data.insert(0, line(short(ends), short(roof), "#4A5565", 1.5, name=f"roof of {device.name}", hoverinfo="skip"))
-    drawn = plot_layout(
-        "Operators under the roofline (larger: longer)",
-        {"title": {"text": "FLOPs per byte"}, "type": "log", "dtick": 1},
-        {"title": {"text": "FLOP/s per GPU"}, "type": "log", "dtick": 1, "exponentformat": "power"},
-    )
-    return {"data": data, "layout": drawn | {"hovermode": "closest", "showlegend": True, "height": 380}}
+    return plot(
+        data, "Operators under the roofline (larger: longer)", axis("FLOPs per byte", type="log", dtick=1),
+        axis("FLOP/s per GPU", type="log", dtick=1, exponentformat="power"), hovermode="closest", showlegend=True,
+        height=380,
+    )  # fmt: skip
 
 
 def part_frame(accounts: Accounts) -> pl.DataFrame:
