@@ -93,9 +93,6 @@ def explain_gap(log: str | Path, given: ScenarioLike = None, **overrides: Any) -
     """Simulate a recorded load, request by request, and say what differs and why that may be."""
     read = read_log(log)
     if read.stamps is None:
-        raise DataError(
-            "has no requests with their stamps, so that nothing can be simulated beside it.",
-            where=str(log),
-            fix="Give a client's file, or a folder with requests and iterations.",
-        )
+        what = "has no requests with their stamps, so that nothing can be simulated beside it."
+        raise DataError(what, where=str(log), fix="Give a client's file, or a folder with requests and iterations.")
     return GapExplanation(explain(with_facts(scenario(given, **overrides), [read]), read))

@@ -156,9 +156,7 @@ def _same_requests(variants: Mapping[str, Scenario]) -> dict[str, Requests]:
             np.array_equal(first.prompt_tokens, other.prompt_tokens)
             and np.array_equal(first.output_tokens, other.output_tokens)
         ):
-            raise ConfigError(
-                "its requests differ from those of the first variant, so that they cannot be compared one by one.",
-                where=name,
-                fix="Give all variants the same workload (the rate may differ) and seed.",
-            )
+            what = "its requests differ from those of the first variant, so that they cannot be compared one by one."
+            fix = "Give all variants the same workload (the rate may differ) and seed."
+            raise ConfigError(what, where=name, fix=fix)
     return made

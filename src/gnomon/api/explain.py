@@ -189,8 +189,5 @@ def _other_folder(folder: Path) -> Result:
         return pipeline(config).explain()
     if (folder / "config.yaml").exists():
         return posttrain(folder / "config.yaml").explain()
-    raise ConfigError(
-        "is not the folder of a run: it has no scenario.yaml, step.json or config.yaml.",
-        where=str(folder),
-        fix="Make one with `gnomon simulate --out DIR`.",
-    )
+    what = "is not the folder of a run: it has no scenario.yaml, step.json or config.yaml."
+    raise ConfigError(what, where=str(folder), fix="Make one with `gnomon simulate --out DIR`.")

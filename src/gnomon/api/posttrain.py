@@ -36,11 +36,7 @@ def _report(on_progress: Progress | None) -> Progress:
 
 
 def posttrain(
-    given: PosttrainLike = None,
-    *,
-    keep_decisions: bool = False,
-    on_progress: Progress | None = None,
-    **overrides: Any,
+    given: PosttrainLike = None, *, keep_decisions: bool = False, on_progress: Progress | None = None, **overrides: Any
 ) -> PosttrainRun:
     """Simulate the steps of a YAML file, a mapping, a `Posttrain`, or the defaults, under the configured policy.
 

@@ -280,11 +280,8 @@ def serve(
     chosen = scenario(given, **overrides)
     check_host(host, token)
     if port_per_replica and chosen.has_roles:
-        raise ConfigError(
-            "where prefill and decode are apart, requests move between replicas.",
-            where="--port-per-replica",
-            fix="Leave it out: the scenario's routers choose.",
-        )
+        what = "where prefill and decode are apart, requests move between replicas."
+        raise ConfigError(what, where="--port-per-replica", fix="Leave it out: the scenario's routers choose.")
     words = FromFile(tokenizer) if tokenizer is not None else Pieces()
     live = LiveCluster(chosen)
     groups = sorted({int(first) for first in live.cluster.replicas.group_first}) if port_per_replica else [0]

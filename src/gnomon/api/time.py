@@ -137,11 +137,9 @@ def _check_room(model: Model, asked: Iteration, parallelism: Parallelism, config
     )
     needed = batch.prefill + batch.prefill_kv + batch.decode * batch.kv
     if needed > plan.num_kv_tokens:
-        raise ConfigError(
-            f"the batch needs {needed:,} KV tokens, but only {plan.num_kv_tokens:,} fit beside the weights.",
-            where="--decode x --kv",
-            fix="Give fewer or shorter sequences, or more tensor parallelism.",
-        )
+        what = f"the batch needs {needed:,} KV tokens, but only {plan.num_kv_tokens:,} fit beside the weights."
+        fix = "Give fewer or shorter sequences, or more tensor parallelism."
+        raise ConfigError(what, where="--decode x --kv", fix=fix)
 
 
 @dataclass(frozen=True, eq=False)

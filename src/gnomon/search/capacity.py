@@ -263,11 +263,8 @@ def refine(prober: Prober, guess: float, count: int, precision: float) -> tuple[
         while met(high := low * step):
             low, step = high, step * step
             if low > guess * BEYOND:
-                raise ConfigError(
-                    "no load is too high: too few requests to see the queue grow, and no limit that is missed.",
-                    where="effort.min_requests",
-                    fix="Use more requests, or set an SLO.",
-                )
+                what = "no load is too high: too few requests to see the queue grow, and no limit that is missed."
+                raise ConfigError(what, where="effort.min_requests", fix="Use more requests, or set an SLO.")
     else:
         while not met(low := high / step):
             high, step = low, step * step

@@ -110,11 +110,8 @@ class BatchingSpace(Config):
             return given
         own = engine(given["engine"]).settings["batching.policy"].value
         if given.get("policy", own) != own:
-            raise ConfigError(
-                f"{given['engine']} schedules by {own}, not by {given['policy']}.",
-                where="space.batching",
-                fix="Leave the policy or the engine out.",
-            )
+            what = f"{given['engine']} schedules by {own}, not by {given['policy']}."
+            raise ConfigError(what, where="space.batching", fix="Leave the policy or the engine out.")
         return {**given, "policy": own}
 
 

@@ -241,11 +241,9 @@ def sequence(search: SearchConfig, scenario: Scenario) -> Requests:
 def check_rated(search: SearchConfig) -> None:
     """Only arrivals with a rate can be sent faster."""
     if _generated(search.workload.model_copy(update=_counted(search.workload, 2)), search.seed).shape is None:
-        raise ConfigError(
-            "a capacity search changes the arrival rate, and these arrivals have none.",
-            where="workload.arrivals",
-            fix="Use poisson, gamma, fixed_interval, piecewise or diurnal, or a trace with arrival times.",
-        )
+        what = "a capacity search changes the arrival rate, and these arrivals have none."
+        fix = "Use poisson, gamma, fixed_interval, piecewise or diurnal, or a trace with arrival times."
+        raise ConfigError(what, where="workload.arrivals", fix=fix)
 
 
 def _counted(workload: WorkloadConfig, count: int) -> dict[str, int]:

@@ -62,11 +62,8 @@ class ResultsFile:
             self._append(header)
             return
         if lines[0] != header:
-            raise ConfigError(
-                "holds the results of another search (or of another version).",
-                where=str(path),
-                fix="Choose another folder with --out, or start again with --fresh.",
-            )
+            fix = "Choose another folder with --out, or start again with --fresh."
+            raise ConfigError("holds the results of another search (or of another version).", where=str(path), fix=fix)
         self.known = {line["key"]: line["record"] for line in lines[1:]}
 
 

@@ -67,13 +67,7 @@ _SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p5
 """Latencies that are reported whatever the SLO says."""
 
 
-WORDS = {
-    "ttft_s": "TTFT",
-    "tbt_s": "TBT",
-    "tpot_s": "TPOT",
-    "e2e_s": "E2E",
-    "scheduling_delay_s": "scheduling delay",
-}
+WORDS = {"ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay"}
 
 
 def latency_name(figure: str) -> str:

@@ -89,11 +89,8 @@ def pools_of(layout: str) -> list[dict[str, Any]]:
     for part in layout.split():
         found = _PART.fullmatch(part)
         if found is None:
-            raise ConfigError(
-                f"{part!r} is no part of a fleet.",
-                where="space.layouts",
-                fix="Write replicas, P, D or B, and GPUs of each: 2P-TP4, or 2P-TP4@h200.",
-            )
+            fix = "Write replicas, P, D or B, and GPUs of each: 2P-TP4, or 2P-TP4@h200."
+            raise ConfigError(f"{part!r} is no part of a fleet.", where="space.layouts", fix=fix)
         count, role, degree, device = found.groups()
         pool = {"role": _ROLES[role], "num_replicas": int(count), "replica": {"tensor_parallel": int(degree)}}
         pools.append(pool | ({"device": device} if device else {}))

@@ -39,11 +39,7 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
             number = busy[rank, lane].take(start, end)
             lane = f"{lane} ({number + 1})" if number else lane
         thread = threads.setdefault(lane, len(threads))
-        about = {
-            "stage": label.stage,
-            "throttled": bool(tasks.throttled[task]),
-            "work": float(tasks.work[task]),
-        }
+        about = {"stage": label.stage, "throttled": bool(tasks.throttled[task]), "work": float(tasks.work[task])}
         name = f"{NAMES[label.kind]} {label.microbatch}"
         events.append(slice_event(name, rank, thread, start, end, cat=label.kind, args=about))
     for rank in range(run.num_ranks):

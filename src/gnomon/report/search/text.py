@@ -155,11 +155,9 @@ def best_by_device(found: Found) -> list[str]:
 def _fate(record: Record) -> str:
     if record.status == "measured":
         return "met at no load"
-    return {
-        "passed over": "passed over (cannot beat the best)",
-        "impossible": "impossible",
-        "failed": "failed",
-    }[record.status]
+    return {"passed over": "passed over (cannot beat the best)", "impossible": "impossible", "failed": "failed"}[
+        record.status
+    ]
 
 
 def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:

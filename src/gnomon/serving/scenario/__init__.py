@@ -111,17 +111,11 @@ class Scenario(Config):
                     fix=f"Add one with role {other}.",
                 )
         if self.has_roles and self.migrates:
-            raise ConfigError(
-                "requests that decode do not move where prefill and decode are apart.",
-                where="fleet.migration",
-                fix="Leave it or the roles out.",
-            )
+            what = "requests that decode do not move where prefill and decode are apart."
+            raise ConfigError(what, where="fleet.migration", fix="Leave it or the roles out.")
         if self.disaggregation != DisaggregationConfig() and not (self.has_roles or self.migrates):
-            raise ConfigError(
-                "nothing moves between pools without roles.",
-                where="disaggregation",
-                fix="Give pools with role: prefill and role: decode, or fleet.migration, or leave it out.",
-            )
+            fix = "Give pools with role: prefill and role: decode, or fleet.migration, or leave it out."
+            raise ConfigError("nothing moves between pools without roles.", where="disaggregation", fix=fix)
         return self
 
     @property

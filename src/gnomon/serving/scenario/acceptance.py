@@ -36,11 +36,8 @@ def chances(acceptance: Acceptance, num_tokens: int) -> Floats:
         case _:
             given = acceptance
     if not given or not all(0.0 <= one <= 1.0 for one in given):
-        raise ConfigError(
-            f"chances lie in [0, 1], not {list(given)}.",
-            where="replica.speculative.acceptance",
-            fix="Give one or more.",
-        )
+        fix = "Give one or more."
+        raise ConfigError(f"chances lie in [0, 1], not {list(given)}.", where="replica.speculative.acceptance", fix=fix)
     return np.array([given[min(i, len(given) - 1)] for i in range(num_tokens)], dtype=np.float64)
 
 
@@ -64,11 +61,9 @@ def _curve(name: str, num_tokens: int) -> list[float]:
         raise UnknownNameError("acceptance curve", name, acceptance_names(), where="replica.speculative.acceptance")
     tokens: list[float] = _curves()[name]["tokens"]
     if num_tokens > len(tokens):
-        raise ConfigError(
-            f"{name} was measured with up to {len(tokens)} drafted tokens, not {num_tokens}.",
-            where="replica.speculative.num_tokens",
-            fix="Draft fewer, or give the chances by position.",
-        )
+        what = f"{name} was measured with up to {len(tokens)} drafted tokens, not {num_tokens}."
+        fix = "Draft fewer, or give the chances by position."
+        raise ConfigError(what, where="replica.speculative.num_tokens", fix=fix)
     return tokens[:num_tokens]
 
 

@@ -67,11 +67,8 @@ def _capped(pool: Pool, power: PowerConfig) -> Pool:
     if power.cap_w is None or pool.timing.clock != 1.0:
         return pool
     if facts is None:
-        raise ConfigError(
-            f"the power of {pool.device_name} is not known.",
-            where="power.cap_w",
-            fix="Give power.idle_w and power.max_w.",
-        )
+        fix = "Give power.idle_w and power.max_w."
+        raise ConfigError(f"the power of {pool.device_name} is not known.", where="power.cap_w", fix=fix)
     clock = clock_under_cap(facts, power.cap_w)
     return replace(pool, timing=pool.timing.model_copy(update={"clock": clock}))
 
@@ -114,11 +111,8 @@ def _check(pool: Pool) -> None:
             f"{policy.name} has no pipeline stages.", where="replica.pipeline_parallel", fix="Set it to 1."
         )
     if replica.speculative and not policy.speculates:
-        raise ConfigError(
-            f"speculative decoding is not part of {policy.name}.",
-            where="replica.speculative",
-            fix=f"Use {' or '.join(name for name in POLICIES.names() if POLICIES[name].speculates)}.",
-        )
+        fix = f"Use {' or '.join(name for name in POLICIES.names() if POLICIES[name].speculates)}."
+        raise ConfigError(f"speculative decoding is not part of {policy.name}.", where="replica.speculative", fix=fix)
     policy.numbers(batching.options)
     has = {
         "prefix_cache": policy.has_prefix_cache, "max_chunk_tokens": policy.has_chunk_cap, "overlap": policy.overlaps,

@@ -23,15 +23,7 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.pipeline.heat_map import cell_texts
 from gnomon.ui.blocks import cards_and_rest, commands, graph, section
 from gnomon.ui.controls import Choice, Control, ControlError, Number, Slider, Switch, Text
-from gnomon.ui.pages.pieces import (
-    draw_live,
-    not_tall,
-    register_boxes,
-    tall,
-    tall_graph,
-    tall_outputs,
-    view_of,
-)
+from gnomon.ui.pages.pieces import draw_live, not_tall, register_boxes, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.scenarios import folded
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 

@@ -27,15 +27,7 @@ from gnomon.ui import jobs
 from gnomon.ui.blocks import cards_and_rest, commands, section, shown
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.jobs import job_panel, register_job
-from gnomon.ui.pages.pieces import (
-    draw_live,
-    not_tall,
-    register_boxes,
-    tall,
-    tall_graph,
-    tall_outputs,
-    view_of,
-)
+from gnomon.ui.pages.pieces import draw_live, not_tall, register_boxes, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.uploads import check_is_data
 
@@ -201,10 +193,7 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
 def _register_comparison(app: Dash) -> None:
     @callback(
         app,
-        output={
-            **PAGE.outputs("how", "rows", comparison="style"),
-            "plot": tall_outputs(PAGE.id("compared")),
-        },
+        output={**PAGE.outputs("how", "rows", comparison="style"), "plot": tall_outputs(PAGE.id("compared"))},
         inputs=[Input(PAGE.id("finished"), "data")],
         prevent_initial_call=True,
     )
@@ -235,10 +224,7 @@ def _register_comparison(app: Dash) -> None:
         return [] if same else shown([Line(said, "warning")])
 
     @callback(
-        app,
-        Output(PAGE.id("policy"), "value"),
-        Input(PAGE.id("compared"), "clickData"),
-        prevent_initial_call=True,
+        app, Output(PAGE.id("policy"), "value"), Input(PAGE.id("compared"), "clickData"), prevent_initial_call=True
     )
     def choose(click: dict[str, Any] | None) -> Any:
         policy = click["points"][0].get("customdata") if click else None

@@ -16,10 +16,7 @@ from gnomon.ui.controls import Hidden, Text
 from gnomon.ui.run_folders import KEPT_BACK, RunFolder, file_address, find_runs, open_run
 from gnomon.ui.site_page import Page, callback
 
-CONTROLS = (
-    Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"),
-    Hidden("run"),
-)
+CONTROLS = (Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"), Hidden("run"))
 
 
 def _root() -> Path:
