@@ -175,6 +175,11 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def in_a_row(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def link(words: str, href: str) -> Html:
     return Html(f"<a href='{html.escape(href)}'>{html.escape(words)}</a>")
 

@@ -193,10 +193,8 @@ def _write_numbers(plot: Any, values: NDArray[np.float64]) -> None:
 def draw_heat_map(given: tuple[SweepTable, str]) -> Path:
     """Draw one configuration into a folder; for a pool of processes."""
     table, folder = given
-    return write_heat_map(
-        table,
-        Path(folder) / ("heatmap_" + "_".join(f"{key}{value:g}" for key, value in table.parameters.items()) + ".png"),
-    )
+    name = "_".join(["heatmap", *(f"{key}{value:g}" for key, value in table.parameters.items())])
+    return write_heat_map(table, Path(folder) / f"{name}.png")
 
 
 def _title(table: SweepTable) -> str:

@@ -7,7 +7,20 @@ from gnomon.posttrain.simulator.record import RunRecord, StepRecord
 from gnomon.posttrain.studies.compare import BASELINE, Outcome
 from gnomon.posttrain.studies.plan import Planned, reasons
 from gnomon.report import look
-from gnomon.report.blocks import Block, Command, Line, Plot, Section, SplitRow, Table, View, cell, lines, split_table
+from gnomon.report.blocks import (
+    Block,
+    Command,
+    Line,
+    Plot,
+    Section,
+    SplitRow,
+    Table,
+    View,
+    cell,
+    in_a_row,
+    lines,
+    split_table,
+)
 from gnomon.report.posttrain.figures import CAUSES, allocation_figure, cause_rows, policies_figure, run_cards
 
 SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
@@ -109,15 +122,11 @@ def comparison_notes(outcomes: list[Outcome]) -> list[str]:
         names = [one.policy for one in group]
         if BASELINE in names and len(names) > 1:
             names.remove(BASELINE)
-            notes.append(f"{_and(names)} moved no GPU here, which gives the digits of {BASELINE}.")
+            notes.append(f"{in_a_row(names)} moved no GPU here, which gives the digits of {BASELINE}.")
         elif len(names) > 1:
             more = "; more steps may tell them apart" if len(group[0].record.steps) == 1 else ""
-            notes.append(f"{_and(names)} decided alike here, which gives the same digits{more}.")
+            notes.append(f"{in_a_row(names)} decided alike here, which gives the same digits{more}.")
     return notes
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
 def plan_view(result: Any) -> View:

@@ -122,7 +122,7 @@ def limited_by(record: Record) -> str:
 
 def account(found: Found) -> list[str]:
     """What became of the configurations, in sentences."""
-    counts = Counter(_fate(one) for one in found.others)
+    counts = Counter(_FATES.get(one.status, one.status) for one in found.others)
     total = len(found.ranked) + len(found.others)
     met = " that meet the SLO" if has_limits(found.search) else ""
     said = [f"{total:,} configurations: {len(found.ranked):,} measured{met}"]
@@ -144,20 +144,14 @@ def best_by_device(found: Found) -> list[str]:
         return []
     objective = found.search.objective
     worth = "" if objective == "cost" else f" {UNITS[objective]}"
+    scores = [f", {shown(objective, one.score or 0.0):.4g}{worth}" if worth else "" for one in first.values()]
     each = [
-        f"{one.label} (${one.cost_per_hour:.2f}/h"
-        + (f", {shown(objective, one.score or 0.0):.4g}{worth})" if worth else ")")
-        for one in first.values()
+        f"{one.label} (${one.cost_per_hour:.2f}/h{score})" for one, score in zip(first.values(), scores, strict=True)
     ]
     return [f"Best on each GPU: {'; '.join(each)}."]
 
 
-def _fate(record: Record) -> str:
-    if record.status == "measured":
-        return "met at no load"
-    return {"passed over": "passed over (cannot beat the best)", "impossible": "impossible", "failed": "failed"}[
-        record.status
-    ]
+_FATES = {"measured": "met at no load", "passed over": "passed over (cannot beat the best)"}
 
 
 def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
@@ -172,17 +166,9 @@ def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
         if status == "passed over":
             members = sorted(members, key=_reach, reverse=True)
         rest = f" and {len(members) - 1} more" if len(members) > 1 else ""
-        rows.append(
-            {
-                "what": "meets the SLO at no load"
-                if status == "measured"
-                else f"{status} on {kind}".removesuffix(" on ")
-                if status == "passed over"
-                else status,
-                "configurations": f"{members[0].label}{rest}",
-                "why": _why(members[0]),
-            }
-        )
+        what = f"{status} on {kind}".removesuffix(" on ") if status == "passed over" else status
+        what = "meets the SLO at no load" if status == "measured" else what
+        rows.append({"what": what, "configurations": f"{members[0].label}{rest}", "why": _why(members[0])})
     return rows
 
 

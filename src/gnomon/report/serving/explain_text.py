@@ -1,13 +1,12 @@
 """Why requests were slow, in words: two or three sentences that a person would write, then tables."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gnomon.core import units
-from gnomon.report.blocks import Block, Line, Table
+from gnomon.report.blocks import Block, Line, Table, in_a_row
 from gnomon.serving.features import breakdown
 from gnomon.serving.results.explain import (
     Circumstance,
@@ -32,10 +31,6 @@ def _s(seconds: float) -> str:
     return units.seconds(seconds)
 
 
-def _list(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 # The slow ones together.
 
 
@@ -51,7 +46,7 @@ def slow_sentences(accounts: Accounts, slow: Slow) -> list[str]:
     sentences = [f"{who} ({slow.rows.size:,} requests) take {times}, because of {because}."]
     shares = [f"{one.share:.0%} is {one.words}" for one in slow.causes[:3] if one.share >= 0.05]
     if shares and (first or len(shares) > 1):
-        sentences.append(f"Of the {_s(slow.slow_s - slow.typical_s)} more, {_list(shares)}.")
+        sentences.append(f"Of the {_s(slow.slow_s - slow.typical_s)} more, {in_a_row(shares)}.")
     if cause.name == "policy":
         policy = accounts.run.pools[0].policy
         if policy.holds_back:
@@ -72,7 +67,7 @@ def _circumstance_words(one: Circumstance) -> str:
     match one.why:
         case "slow replica":
             names = facts["replicas"]
-            which = f"replica {names[0]}" if len(names) == 1 else f"replicas {_list([str(n) for n in names[:5]])}"
+            which = f"replica {names[0]}" if len(names) == 1 else f"replicas {in_a_row([str(n) for n in names[:5]])}"
             verb = "takes" if len(names) == 1 else "take"
             return (
                 f"{which}, which {verb} {facts['factor']:.2g} times as long as the others for the same work and served"
@@ -239,7 +234,7 @@ def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
         i for i in order if parts[i] >= 0.05 * total and i not in (breakdown.PREFILL_ALONE, breakdown.DECODE_ALONE)
     ][:3]
     if main:
-        sentences.append(f"It spent {_list([f'{_s(float(parts[i]))} {PARTS[i].phrase}' for i in main])}.")
+        sentences.append(f"It spent {in_a_row([f'{_s(float(parts[i]))} {PARTS[i].phrase}' for i in main])}.")
     sentences += _because_of_whom(accounts, row, main)
     return sentences
 
@@ -249,7 +244,7 @@ def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]
     if any(breakdown.ROUTING <= i <= breakdown.POLICY for i in main):
         wait = waited_behind(accounts, row)
         if wait.behind:
-            names = _list([_neighbour(one) for one in wait.behind[:3]])
+            names = in_a_row([_neighbour(one) for one in wait.behind[:3]])
             classes = "".join(f", {count:,} of them of class {name}" for name, count in wait.by_class.items())
             sentences.append(
                 f"When it came, {wait.num_ahead:,} requests were in the queue before it and {wait.num_running:,} were"
@@ -259,7 +254,7 @@ def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]
         others = delayed_by(accounts, row, 3)
         if others:
             sentences.append(
-                f"The longest prefills beside it were those of {_list([_neighbour(one) for one in others])}."
+                f"The longest prefills beside it were those of {in_a_row([_neighbour(one) for one in others])}."
             )
     return sentences
 

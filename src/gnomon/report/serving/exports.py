@@ -12,6 +12,7 @@ from gnomon import __version__
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.perfetto import microseconds
+from gnomon.report.serving.trace import frame_of
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.latency_breakdown import NAMES, accounts
@@ -71,9 +72,7 @@ def request_metrics(run: Run) -> str:
 
 
 def batch_metrics(run: Run) -> str:
-    log = run.log.iterations[: run.log.used[0]]
-    frame = pl.DataFrame({name: np.ascontiguousarray(log[name]) for name in log.dtype.names or ()})
-    batches = frame.group_by("replica", "number").agg(
+    batches = frame_of(run.log.iterations[: run.log.used[0]]).group_by("replica", "number").agg(
         pl.col("start_s").min(), pl.col("end_s").max(), pl.col("size", "tokens", "prefill_tokens", "decodes").first(),
         seconds=(pl.col("end_s") - pl.col("start_s")).sum(),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """A fleet over the day: load, replicas, SLO attainment, cost and power, as a table and as figures."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -35,7 +36,6 @@ def fleet_frame(run: Run) -> pl.DataFrame:
     record, q = run.fleet, run.cluster.requests
     assert record is not None
     edges = _edges(run)
-    hours = np.diff(edges) / 3600
     columns: dict[str, Any] = {"time_s": edges[1:]}
     came = q.arrival_s[(q.status != NOT_ARRIVED) & np.isfinite(q.arrival_s)]
     columns["arrivals_per_s"] = np.histogram(came, edges)[0] / np.diff(edges)
@@ -52,7 +52,6 @@ def fleet_frame(run: Run) -> pl.DataFrame:
     watts = _kilowatts(run, samples, np.diff(edges), seen.counts[at])
     if watts is not None:
         columns["kw"] = watts
-    assert hours.size == len(columns["time_s"])
     return pl.DataFrame(columns)
 
 
@@ -209,18 +208,13 @@ def _events(run: Run, hours: Floats, along: Floats) -> list[dict[str, Any]]:
 
 
 def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
-    frame: list[pl.DataFrame] = []
-
-    def columns(*names: str) -> tuple[Floats, list[tuple[str, Floats, str]]]:
-        if not frame:
-            frame.append(fleet_frame(run))
-        table = frame[0]
-        lines = [(name.removeprefix("slo_met_"), table[name].to_numpy(), colour)
-                 for name, colour in zip(names, COLOURS, strict=False) if name in table.columns]  # fmt: skip
-        return table["time_s"].to_numpy() / 3600, lines
+    frame = cache(lambda: fleet_frame(run))
 
     def draw(title: str, *names: str, **axis: Any) -> dict[str, Any]:
-        hours, lines = columns(*names)
+        table = frame()
+        hours = table["time_s"].to_numpy() / HOUR_S
+        lines = [(name.removeprefix("slo_met_"), table[name].to_numpy(), colour)
+                 for name, colour in zip(names, COLOURS, strict=False) if name in table.columns]  # fmt: skip
         drawn = time_lines(title, hours, lines, axis, "hours")
         marks = _events(run, hours, lines[0][1]) if names[0] in ("up", *met) and lines else []
         return drawn | {"data": [*drawn["data"], *marks]}

@@ -1,6 +1,7 @@
 """A serving run in words: the scenario in a sentence, the summary as tables for a terminal."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,8 @@ def title(scenario: Scenario) -> str:
 
 def _pool(pool: Pool) -> str:
     replica = pool.replica
-    degrees = [
-        f"{short} {value}"
-        for short, value in (
-            ("TP", replica.tensor_parallel),
-            ("PP", replica.pipeline_parallel),
-            ("DP", replica.data_parallel),
-        )
-        if value > 1
-    ]
+    cut = {"TP": replica.tensor_parallel, "PP": replica.pipeline_parallel, "DP": replica.data_parallel}
+    degrees = [f"{short} {value}" for short, value in cut.items() if value > 1]
     degrees += ["EP"] if replica.expert_parallel else []
     count = pool.num_replicas
     gpus = f"{replica.num_gpus} x {pool.device_name}" if replica.num_gpus > 1 else f"{pool.device_name}"
@@ -135,15 +129,11 @@ def latency_rows(summary: Summary) -> list[Row]:
 
 
 def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[str, str]]:
-    t, c, i, use, cost = (
-        summary.throughput, summary.requests, summary.iterations, summary.utilization, summary.cost,
-    )  # fmt: skip
+    t, c, i, use = summary.throughput, summary.requests, summary.iterations, summary.utilization
     offered = f" of {t.offered_requests_per_s:.4g} offered" if t.offered_requests_per_s else ""
+    ended = f"{c.finished:,} of {c.offered:,} finished in {units.seconds(summary.duration_s)}"
     rows = [
-        (
-            "requests",
-            f"{c.finished:,} of {c.offered:,} finished in {units.seconds(summary.duration_s)}{_lost(summary)}",
-        ),
+        ("requests", ended + _lost(summary)),
         ("throughput", f"{t.requests_per_s:.4g} requests/s{offered}"),
         ("tokens", f"{t.output_tokens_per_s:,.0f} output/s, {t.prompt_tokens_per_s:,.0f} prompt/s"),
     ]
@@ -152,7 +142,7 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
     if summary.slo is not None:
         rows.append(("SLO", slo_words(summary)))
     rows += [
-        ("GPUs", f"{use_words(use)}"),
+        ("GPUs", use_words(use)),
         ("KV cache", f"{use.kv_mean:.1%} mean, {use.kv_peak:.1%} peak{_preempted(summary)}"),
         ("batches", f"{i.count:,}, mean {i.mean_size:.3g} requests, {i.mean_tokens:,.4g} tokens, "
                     f"{units.seconds(i.mean_duration_s)}"),
@@ -161,22 +151,16 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
     ]  # fmt: skip
     if summary.prefix_hit_rate:
         rows.append(("prefix cache", f"{summary.prefix_hit_rate:.1%} of prompt tokens found"))
-    if summary.fairness is not None:
-        rows.append(("fairness", fairness_words(summary.fairness)))
-    if summary.moves is not None:
-        rows.append(("KV moved", moves_words(summary.moves)))
-    if summary.fleet is not None:
-        rows.append(("fleet", fleet_words(summary.fleet)))
-    if summary.tiers is not None:
-        rows.append(("KV tiers", tier_words(summary.tiers)))
-    if summary.adapters is not None:
-        rows.append(("LoRA adapters", adapter_words(summary.adapters)))
+    optional: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "fairness": (summary.fairness, fairness_words), "KV moved": (summary.moves, moves_words),
+        "fleet": (summary.fleet, fleet_words), "KV tiers": (summary.tiers, tier_words),
+        "LoRA adapters": (summary.adapters, adapter_words),
+    }  # fmt: skip
+    rows += [(name, words(found)) for name, (found, words) in optional.items() if found is not None]
     rows.append(("cost", cost_words(summary)))
     if summary.energy is not None:
         rows.append(("energy", energy_words(summary.energy)))
-    rows.append(("timing", timing_words(summary)))
-    assert cost.num_gpus > 0
-    return rows
+    return [*rows, ("timing", timing_words(summary))]
 
 
 def headroom_words(room: Headroom) -> str:
@@ -236,15 +220,12 @@ def use_words(use: Utilization) -> str:
 def slo_words(summary: Summary) -> str:
     slo = summary.slo
     assert slo is not None
-    targets = [
-        f"{name} ≤ {units.seconds(limit)}{f' met by {share:.1%}' if share is not None else ''}"
-        for name, limit, share in (
-            ("TTFT", slo.ttft_s, slo.ttft_attainment),
-            ("TPOT", slo.tpot_s, slo.tpot_attainment),
-            ("E2E", slo.e2e_s, slo.e2e_attainment),
-        )
-        if limit is not None
-    ]
+    targets = []
+    for name in ("ttft", "tpot", "e2e"):
+        limit, share = getattr(slo, f"{name}_s"), getattr(slo, f"{name}_attainment")
+        if limit is not None:
+            met = f" met by {share:.1%}" if share is not None else ""
+            targets.append(f"{name.upper()} ≤ {units.seconds(limit)}{met}")
     every = f"all by {slo.attainment:.1%}, " if len(targets) > 1 else ""
     return f"{', '.join(targets)}; {every}goodput {slo.goodput_requests_per_s:.4g} requests/s"
 
@@ -326,19 +307,10 @@ def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
 
 
 def _lost(summary: Summary) -> str:
-    c = summary.requests
-    parts = [
-        f"{count:,} {words}"
-        for count, words in (
-            (c.rejected, "rejected"),
-            (c.shed, "turned away"),
-            (c.abandoned, "given up"),
-            (c.too_long, "too long"),
-            (c.unfinished, "unfinished"),
-            (c.not_arrived, "not arrived"),
-        )
-        if count
-    ]
+    said = {"rejected": "rejected", "shed": "turned away", "abandoned": "given up", "too_long": "too long",
+            "unfinished": "unfinished", "not_arrived": "not arrived"}  # fmt: skip
+    counts = {words: getattr(summary.requests, name) for name, words in said.items()}
+    parts = [f"{count:,} {words}" for words, count in counts.items() if count]
     return f" ({', '.join(parts)})" if parts else ""
 
 

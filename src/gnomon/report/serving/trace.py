@@ -74,9 +74,12 @@ def _chunks(run: Run) -> pl.DataFrame:
             f"prompts were computed in {count:,} parts; a log of events can hold {room:,}.", where="--events",
             fix="Simulate fewer requests (workload.num_requests).",
         )  # fmt: skip
-    rows = run.log.chunks[:count]
-    frame = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()})
-    return frame.sort("request", "start_s", maintain_order=True)
+    return frame_of(run.log.chunks[:count]).sort("request", "start_s", maintain_order=True)
+
+
+def frame_of(records: Any) -> pl.DataFrame:
+    """A column for each field of the engine's records."""
+    return pl.DataFrame({name: np.ascontiguousarray(records[name]) for name in records.dtype.names})
 
 
 def _stamps(run: Run, chunks: pl.DataFrame) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
@@ -118,10 +121,7 @@ def _rows(
     event: str, request: object, time_s: object, replica: object, tokens: object = None, end_s: object = None
 ) -> pl.DataFrame:
     columns = {"time_s": time_s, "request": request, "replica": replica, "tokens": tokens, "end_s": end_s}
-    known = {
-        name: np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
-        for name, values in columns.items()
-    }
+    known = {name: np.ascontiguousarray(one) if isinstance(one, np.ndarray) else one for name, one in columns.items()}
     frame = pl.DataFrame(known).with_columns(event=pl.lit(event))
     return frame.select(pl.col(name).cast(kind) for name, kind in _SCHEMA.items()).with_columns(
         pl.col("replica").replace(-1, None)
@@ -189,19 +189,7 @@ def shown_rows(run: Run, max_rows: int = MAX_ROWS) -> pl.DataFrame:
         starts = np.sort(log["start_s"])
         first = (len(log) - max_rows) // 2
         log = log[(log["start_s"] >= starts[first]) & (log["start_s"] < starts[first + max_rows])]
-    names = (
-        "replica",
-        "stage",
-        "number",
-        "start_s",
-        "end_s",
-        "size",
-        "prefill_tokens",
-        "decodes",
-        "used_blocks",
-        "waiting",
-    )
-    return pl.DataFrame({name: np.ascontiguousarray(log[name]) for name in names})
+    return frame_of(log)
 
 
 def _said(run: Run, shown: int) -> str:
@@ -242,18 +230,14 @@ def _slow_requests(run: Run, rows: pl.DataFrame) -> list[Event]:
     for lane, row in enumerate(chosen):
         request = q[found.ids[row]]
         events.append(thread_name(pid, lane, f"request {found.ids[row]} on replica {request.replica}"))
-        stamps = [request.arrival_s, request.scheduled_s, request.first_token_s, request.finished_s]
-        at = [round(float(stamp) * 1e6) for stamp in stamps]
+        at = [float(request[name]) for name in ("arrival_s", "scheduled_s", "first_token_s", "finished_s")]
         booked = (_milliseconds(parts[row, 0, : breakdown.PREFILL_ALONE], 0),
                   _milliseconds(parts[row, 0, breakdown.PREFILL_ALONE :], breakdown.PREFILL_ALONE),
                   _milliseconds(parts[row, 1], 0))  # fmt: skip
-        for name, start, end, where in zip(("waiting", "prefill", "decode"), at[:-1], at[1:], booked, strict=True):
-            if end > start:
-                args = {"prompt_tokens": int(request.prompt_tokens), "output_tokens": int(request.output_tokens)}
-                events.append(
-                    {"ph": "X", "name": name, "ts": start, "dur": end - start, "pid": pid, "tid": lane,
-                     "args": args | where}
-                )  # fmt: skip
+        about = {"prompt_tokens": int(request.prompt_tokens), "output_tokens": int(request.output_tokens)}
+        for name, start, end, where in zip(PHASES, at[:-1], at[1:], booked, strict=True):
+            one = slice_event(name, pid, lane, start, end, args=about | where)
+            events += [one] if one["dur"] > 0 else []
     return events
 
 
