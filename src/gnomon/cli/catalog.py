@@ -1,6 +1,5 @@
 """`gnomon catalog`: what is built in."""
 
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -8,7 +7,7 @@ import click
 
 from gnomon import catalog
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.printing import json_option, print_rows
+from gnomon.cli.printing import listing
 
 Row = dict[str, Any]
 
@@ -22,18 +21,6 @@ def command() -> None:
       gnomon catalog devices
       gnomon catalog models --json
     """
-
-
-def _listing(
-    name: str, about: str, every: Callable[[], list[Any]], row: Callable[[Any], Row], data: Callable[[Any], Row],
-    caption: str = "",
-) -> None:  # fmt: skip
-    """A command that shows a `row` of everything there is; with --json its `data`."""
-
-    @command.command(name, help=f"{about}\n\n\b\nExample:\n  gnomon catalog {name}")
-    @json_option
-    def show(as_json: bool) -> None:
-        print_rows([data(one) if as_json else row(one) for one in every()], as_json=as_json, caption=caption)
 
 
 def _plain(one: Any) -> Row:
@@ -113,36 +100,39 @@ def _scheme(name: str) -> Row:
     }
 
 
-def _sources() -> list[Row]:
+def _scheme_data(name: str) -> Row:
+    return _plain(catalog.scheme(name)) | {"source": catalog.scheme_source(name)}
+
+
+def _sources(_: bool) -> list[Row]:
     from gnomon.api.time import source_names
 
     return [{"source": name, "what": what} for name, what in source_names().items()]
 
 
-_listing(
-    "devices", "GPUs: peak FLOP/s, memory, bandwidth, price (also: gpus).",
-    lambda: [catalog.device(name) for name in catalog.device_names()], _device, _plain,
+listing(
+    command, "catalog devices", "GPUs: peak FLOP/s, memory, bandwidth, price (also: gpus).",
+    lambda as_json: [(_plain if as_json else _device)(catalog.device(name)) for name in catalog.device_names()],
     "Dense FLOP/s. Sources of every number: --json.",
 )  # fmt: skip
-_listing(
-    "nodes", "Servers: GPUs and the links between them.",
-    lambda: [catalog.node(name) for name in catalog.node_names()], _node, _plain,
+listing(
+    command, "catalog nodes", "Servers: GPUs and the links between them.",
+    lambda as_json: [(_plain if as_json else _node)(catalog.node(name)) for name in catalog.node_names()],
     "Bandwidth per GPU and direction that collectives reach.",
 )  # fmt: skip
-_listing(
-    "models", "Language models: shape, parameters, KV cache.",
-    lambda: [catalog.model(name) for name in catalog.model_names()], _model, _model_data,
+listing(
+    command, "catalog models", "Language models: shape, parameters, KV cache.",
+    lambda as_json: [(_model_data if as_json else _model)(catalog.model(name)) for name in catalog.model_names()],
     "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits, of layers that keep every token. "
     "Weights: the checkpoint's own number format. Hugging Face names: --json. "
     "Any other model: give the path of its config.json instead of a name.",
 )  # fmt: skip
-_listing(
-    "quantization", "Number formats of weights that `dtype` may name, beside `auto`.",
-    lambda: list(catalog.scheme_names()), _scheme,
-    lambda name: _plain(catalog.scheme(name)) | {"source": catalog.scheme_source(name)},
+listing(
+    command, "catalog quantization", "Number formats of weights that `dtype` may name, beside `auto`.",
+    lambda as_json: [(_scheme_data if as_json else _scheme)(name) for name in catalog.scheme_names()],
     "Bytes per weight of routed experts, scales included. Embedding, head, router and norms stay in 16 bits.",
 )  # fmt: skip
-_listing("sources", "Where the seconds of operators can come from.", _sources, dict, dict)
+listing(command, "catalog sources", "Where the seconds of operators can come from.", _sources)
 gpus = copy(command.commands["devices"])
 gpus.hidden = True  # The same under the word that the flag has.
 command.add_command(gpus, "gpus")

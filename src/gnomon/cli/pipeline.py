@@ -9,7 +9,7 @@ import click
 from gnomon.api import pipeline as api
 from gnomon.cli.lazy import NearGroup
 from gnomon.cli.options import SectionedCommand, jobs_option, listed
-from gnomon.cli.printing import json_option, print_json, print_rows, show
+from gnomon.cli.printing import json_option, listing, print_json, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
@@ -53,7 +53,7 @@ def _step_of(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
     step |= {name: _number(value, "--priority") for name, value in _pairs(given["priorities"], "--priority")}
     step |= dict(_pairs(given["tiers"], "--tier"))
-    for name in (name for name, _ in _pairs((*given["priorities"], *given["tiers"]), "--priority")):
+    for name, _ in _pairs((*given["priorities"], *given["tiers"]), "--priority"):
         if name not in api.TRANSFERS:
             raise ConfigError(f"there is no transfer {name!r}.", fix=f"Known: {', '.join(api.TRANSFERS)}.")
     if given["stragglers"]:
@@ -71,15 +71,11 @@ def _warn_of_legacy(given: dict[str, Any]) -> None:
         click.echo("--sync-solo-w has no effect: a lone grad_sync always has the whole link.", err=True)
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ConfigError(f"{text!r} is not NAME=VALUE.", where=option, fix="For example: fwd_prop=0.5")
-    return name.strip(), value.strip()
-
-
 def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:
-    return [_pair(text, option) for text in texts]
+    for text in texts:
+        if "=" not in text:
+            raise ConfigError(f"{text!r} is not NAME=VALUE.", where=option, fix="For example: fwd_prop=0.5")
+    return [(name.strip(), value.strip()) for name, _, value in (text.partition("=") for text in texts)]
 
 
 def _number(text: str, option: str) -> float:
@@ -199,17 +195,11 @@ def sweep_and_plot(out: str, **given: Any) -> None:
     _draw(path, Path(out) / "heatmaps" / name, given["jobs"])
 
 
-@command.command()
-@json_option
-def schedules(as_json: bool) -> None:
-    """List the built-in schedules with their idle time and memory in closed form.
-
-    \b
-    Example:
-      gnomon pipeline schedules
-    """
-    caption = "p ranks, m micro-batches, v chunks; F, I, W, B = I+W: a whole rank's times; no communication."
-    print_rows(api.schedules(), as_json=as_json, caption=caption)
+listing(
+    command, "pipeline schedules", "List the built-in schedules with their idle time and memory in closed form.",
+    lambda as_json: api.schedules(),
+    "p ranks, m micro-batches, v chunks; F, I, W, B = I+W: a whole rank's times; no communication.",
+)  # fmt: skip
 
 
 @command.command(context_settings=SPELLING)

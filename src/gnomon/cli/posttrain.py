@@ -48,10 +48,10 @@ def run(config: str, overrides: dict[str, Any], **given: Any) -> Any:
 @command.command(cls=SectionedCommand)
 @config_argument
 @click.option("--policies", default=None, metavar="NAMES", help="Comma-separated; all built-in ones if not given.")
-@click.option("--no-oracle", is_flag=True, help="Leave out the oracle (about forty runs).")
+@click.option("--oracle/--no-oracle", "with_oracle", default=True, help="With the oracle (about forty runs).")
 @answered("comparing", out="Write every policy's time line.", said="wrote {}")
 @config_options(api.Posttrain)
-def compare(config: str, policies: str | None, no_oracle: bool, overrides: dict[str, Any], on_progress: Any) -> Any:
+def compare(config: str, policies: str | None, overrides: dict[str, Any], **given: Any) -> Any:
     """Policies on the same lengths, with regret against the oracle: step time, throughput, where GPU time goes.
 
     The oracle knows every length, deals prompts by them, and takes the best of all policies and of a grid of plans.
@@ -62,8 +62,8 @@ def compare(config: str, policies: str | None, no_oracle: bool, overrides: dict[
       gnomon posttrain compare examples/posttrain/elastic.yaml
       gnomon posttrain compare examples/posttrain/elastic.yaml --policies elastic,disaggregated --num-steps 3
     """
-    names = _names(policies) if policies else None
-    return api.compare_policies(config, policies=names, with_oracle=not no_oracle, on_progress=on_progress, **overrides)
+    names = [name.strip() for name in policies.split(",")] if policies else None
+    return api.compare_policies(config, policies=names, **given, **overrides)
 
 
 @command.command(cls=SectionedCommand)
@@ -85,10 +85,6 @@ def plan(config: str, overrides: dict[str, Any], **given: Any) -> Any:
       gnomon posttrain plan examples/posttrain/small.yaml --goal dollars --max-lag 2 --cluster.num-nodes 2
     """
     return api.plan_posttrain(config, **given, **overrides)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 @command.command(cls=SectionedCommand)

@@ -11,7 +11,7 @@ import click
 from gnomon.api import routing as api
 from gnomon.api.routing import Folder, RouteConfig, Watcher
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, answered, config_options, folder_option, worker_options
+from gnomon.cli.options import SectionedCommand, answered, config_options, folder_option, together, worker_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -25,41 +25,28 @@ SHOWN = ("reward/mean", "validation/gain", "policy/kl_reference", "policy/entrop
 
 
 def stage_options(function: F) -> F:
-    """--config, --scenario, --out and a flag for every field; the command receives `overrides`, `config` and `out`."""
-    for decorate in (
-        _with_scenarios,
-        config_options(RouteConfig, skip=("scenarios",)),
-        click.option(
-            "--scenario",
-            "scenarios",
-            multiple=True,
-            metavar="NAME|FILE",
-            help="Train on this fleet and load instead of the built-in domain; may be given several times.",
-        ),
-        click.option(
-            "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder.  [default: runs/route/CONFIG]"
-        ),
-        click.option("--config", "-c", metavar="NAME|FILE", help="quick, full, or a YAML file.  [default: full]"),
-    ):
-        function = decorate(function)
-    return function
+    """--config, --scenario, --out and a flag for every field; the command receives what they come to: `made`, `folder`.
+    What is trained on is compared on, too."""
 
-
-def _with_scenarios(function: F) -> F:
-    """Hand the given scenarios over among the overrides; what is compared are they, too."""
-
-    def command(scenarios: tuple[str, ...], overrides: dict[str, Any], **given: Any) -> Any:
+    def command(
+        config: str | None, scenarios: tuple[str, ...], overrides: dict[str, Any], out: Path | None, **given: Any
+    ) -> Any:
         if scenarios:
             overrides = {"compare.scenarios": list(scenarios), **overrides, "scenarios": list(scenarios)}
-        return function(overrides=overrides, **given)
+        folder = Folder(out or Path("runs") / "route" / Path(config or "full").stem)
+        return function(made=api.load_config(config, overrides), folder=folder, **given)
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
     command.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    return command  # type: ignore[return-value]
-
-
-def _resolved(config: str | None, overrides: dict[str, Any], out: Path | None) -> tuple[RouteConfig, Folder]:
-    return api.load_config(config, overrides), Folder(out or Path("runs") / "route" / Path(config or "full").stem)
+    options = together(
+        click.option("--config", "-c", metavar="NAME|FILE", help="quick, full, or a YAML file.  [default: full]"),
+        click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+                     help="Folder.  [default: runs/route/CONFIG]"),
+        click.option("--scenario", "scenarios", multiple=True, metavar="NAME|FILE",
+                     help="Train on this fleet and load instead of the built-in domain; may be given several times."),
+        config_options(RouteConfig, skip=("scenarios",)),
+    )  # fmt: skip
+    return options(command)  # type: ignore[return-value]
 
 
 @contextmanager
@@ -173,9 +160,7 @@ def command() -> None:
 @stage_options
 @worker_options
 @click.option("--dump-state", type=click.Path(path_type=Path), help="Also write what was observed, as CSV or Parquet.")
-def demos(
-    config: str | None, overrides: dict[str, Any], out: Path | None, dump_state: Path | None, **workers: Any
-) -> None:
+def demos(made: RouteConfig, folder: Folder, dump_state: Path | None, **workers: Any) -> None:
     """Let several routers act in simulated clusters while a teacher says what would have been best.
 
     Writes demos.npz: observations, the teacher's probabilities and costs, and a description of both as JSON.
@@ -186,7 +171,6 @@ def demos(
       gnomon route demos --demos.teacher own --demos.steps-per-driver 700     every router labels what it did itself
       gnomon route demos --config quick --dump-state state.csv                look at what the policy will see
     """
-    made, folder = _resolved(config, overrides, out)
     with _watcher() as watch:
         count = api.collect_demos(made, folder, watch, **workers)
     click.echo(f"Wrote {count:,} decisions to {folder.demos}.")
@@ -198,7 +182,7 @@ def demos(
 @command.command(cls=SectionedCommand)
 @stage_options
 @worker_options
-def clone(config: str | None, overrides: dict[str, Any], out: Path | None, **workers: Any) -> None:
+def clone(made: RouteConfig, folder: Folder, **workers: Any) -> None:
     """Clone the teacher from the folder's demonstrations; then let the clone act and the teacher correct it (DAgger).
 
     Writes clone.npz (weights, normaliser and feature schema together: a policy file like any other) and clone.csv.
@@ -208,7 +192,6 @@ def clone(config: str | None, overrides: dict[str, Any], out: Path | None, **wor
       gnomon route clone --config quick
       gnomon route clone --config quick --demos.dagger-rounds 0 --clone.epochs 30
     """
-    made, folder = _resolved(config, overrides, out)
     with _watcher() as watch:
         last = api.clone_teacher(made, folder, watch, **workers)[-1]
     text = f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation."
@@ -221,7 +204,7 @@ def clone(config: str | None, overrides: dict[str, Any], out: Path | None, **wor
 @stage_options
 @resume_option
 @click.option("--online", is_flag=True, help="Learn while one long simulation runs, beside a safe router.")
-def train(config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None, online: bool) -> None:
+def train(made: RouteConfig, folder: Folder, resume: str | None, online: bool) -> None:
     """Improve the folder's clone with PPO, on a leash to it.
 
     --start PATH takes another policy instead of the clone, --start nothing one at random. --online lets it learn from
@@ -238,7 +221,6 @@ def train(config: str | None, overrides: dict[str, Any], out: Path | None, resum
       gnomon route train --online --start nothing --scenario mixed_bursty --out runs/route/online
       tensorboard --logdir runs/route
     """
-    made, folder = _resolved(config, overrides, out)
     if online:
         with _watcher() as watch:
             policy = api.train_online(made, folder, watch)
@@ -313,9 +295,7 @@ def compare(
 @stage_options
 @worker_options
 @resume_option
-def everything(
-    config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None, **workers: Any
-) -> None:
+def everything(made: RouteConfig, folder: Folder, resume: str | None, **workers: Any) -> None:
     """Demonstrations, clone, PPO, comparison.
 
     Where training was interrupted, it goes on from the newest checkpoint, and the stages before it are skipped; so are
@@ -327,7 +307,6 @@ def everything(
       gnomon route all --config full --lengths oracle --out runs/route/oracle
       gnomon route all --config quick --scenario examples/routing/my_cluster.yaml --domain-share 0.3
     """
-    made, folder = _resolved(config, overrides, out)
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with _watcher() as watch:
         if checkpoint is None and made.start == "clone":

@@ -173,9 +173,9 @@ def _setting(text: str) -> tuple[str, str]:
 @click.option("--percentile", type=float, default=99.0, show_default=True, help="Explain the requests from here on.")
 @click.option("--metric", type=click.Choice(["e2e", "ttft", "tpot"]), default="e2e", show_default=True,
               help="Which latency.")  # fmt: skip
-@click.option("--no-advice", is_flag=True, help="Do not simulate what would help and what limits.")
+@click.option("--advice/--no-advice", default=True, help="Simulate what would help and what limits.")
 @answered(out="Folder for explanation.json and every request's parts (parts.parquet).")
-def explain(run: Path, no_advice: bool, on_progress: Any, **asked: Any) -> Any:
+def explain(run: Path, advice: bool, on_progress: Any, **asked: Any) -> Any:
     """Say why requests of a run were slow, or why one request was.
 
     RUN_DIR is a folder that `gnomon simulate --out` wrote, or a scenario (a YAML file); also one of `gnomon pipeline`
@@ -194,7 +194,7 @@ def explain(run: Path, no_advice: bool, on_progress: Any, **asked: Any) -> Any:
         raise ConfigError("there is no such run.", where=str(run), fix=fix)
     source = click.get_current_context().get_parameter_source
     given = {name: value for name, value in asked.items() if source(name) is not ParameterSource.DEFAULT}
-    return explaining.explain(run, advice=not no_advice, on_progress=on_progress, **given)
+    return explaining.explain(run, advice=advice, on_progress=on_progress, **given)
 
 
 @click.command(cls=SectionedCommand)
@@ -276,14 +276,13 @@ server_option = click.option("--scenario", "file", type=click.Path(), help="Scen
 @click.option("--hold-out", multiple=True, metavar="NAME", help="Predict this log instead of fitting it; repeatable.")
 @click.option("--leave-out-slow/--keep-slow", default=True, show_default=True, help="Rounds with a slow host.")
 @click.option("--kernel-scale", is_flag=True, help="Also fit a factor on all kernel times.")
-@click.option("--no-clock", is_flag=True, help="Do not look for a lower clock of the GPU.")
+@click.option("--clock/--no-clock", default=True, help="Look for a lower clock of the GPU.")
 @file_option("--out", "File for the calibration (YAML).")
 @json_option
 @config_options(Scenario)
 def calibrate(
-    logs: tuple[str, ...], file: str | None, overrides: dict[str, Any], no_clock: bool, out: Path | None,
-    as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    logs: tuple[str, ...], file: str | None, overrides: dict[str, Any], out: Path | None, as_json: bool, **given: Any
+) -> None:
     """Fit host time, front end and clock to what a real server left behind.
 
     Each LOG is one load: a step log (CSV or JSON lines: duration_s, prefill_tokens, decodes, decode_kv, running), a
@@ -300,7 +299,7 @@ def calibrate(
     from gnomon.api import calibration
 
     with progress("fitting") as on_progress:
-        found = calibration.calibrate(logs, file, clock=not no_clock, on_progress=on_progress, **given, **overrides)
+        found = calibration.calibrate(logs, file, on_progress=on_progress, **given, **overrides)
     show(found, as_json=as_json)
     if out is not None:
         click.echo(f"Use it with --calibration {found.write(out)}", err=as_json)

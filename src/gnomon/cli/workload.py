@@ -7,7 +7,7 @@ import click
 from pydantic import ConfigDict, NonNegativeInt
 
 from gnomon.cli.options import SectionedCommand, config_options
-from gnomon.cli.printing import json_option, print_json, print_lines, print_rows
+from gnomon.cli.printing import json_option, listing, print_json, print_lines, print_rows
 from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
 from gnomon.workload.config import WorkloadConfig
@@ -124,60 +124,41 @@ def export(scenario: str | None, overrides: dict[str, Any], out: Path, tool: str
     click.echo(f"Wrote {len(requests):,} requests to {out}")
 
 
-@command.command()
-@json_option
-def clients(as_json: bool) -> None:
-    """Benchmark clients that are built in.
+def _clients(as_json: bool) -> list[dict[str, Any]]:
+    from gnomon.workload.clients import clients
 
-    \b
-    Example:
-      gnomon workload clients
-    """
-    from gnomon.workload.clients import clients as built_in
-
-    rows = [{"client": name, **one.model_dump()} for name, one in built_in().items()]
-    shown = rows if as_json else [{"client": row["client"], "description": row["description"]} for row in rows]
-    print_rows(shown, as_json=as_json, caption="Numbers and sources with --json.")
+    known = {name: one.model_dump() for name, one in clients().items()}
+    return [{"client": name} | (one if as_json else {"description": one["description"]}) for name, one in known.items()]
 
 
-@command.command()
-@json_option
-def presets(as_json: bool) -> None:
-    """Named length distributions that are built in.
+def _presets(as_json: bool) -> list[dict[str, Any]]:
+    from gnomon.workload.presets import preset_lengths, presets, statistics
 
-    \b
-    Example:
-      gnomon workload presets
-    """
-    from gnomon.workload.presets import preset_lengths, statistics
-    from gnomon.workload.presets import presets as known
-
-    rows: list[dict[str, Any]] = []
-    for name, preset in known().items():
-        prompt, output = (statistics(lengths) for lengths in preset_lengths(preset, 100_000, seed=0))
+    rows = []
+    for name, preset in presets().items():
         row: dict[str, Any] = {"preset": name, "description": preset.description}
-        row |= {f"prompt {key}": prompt[key] for key in ("mean", "p50", "p90")}
-        row |= {f"output {key}": output[key] for key in ("mean", "p50", "p90")}
+        for what, lengths in zip(("prompt", "output"), preset_lengths(preset, 100_000, seed=0), strict=True):
+            known = statistics(lengths)
+            row |= {f"{what} {key}": known[key] for key in ("mean", "p50", "p90")}
         rows.append(row | ({"source": preset.source} if as_json else {}))
-    print_rows(rows, as_json=as_json, caption="Statistics of 100,000 draws; sources with --json.")
+    return rows
 
 
-@command.command()
-@json_option
-def formats(as_json: bool) -> None:
-    """Trace formats that `--workload.trace.file` reads.
-
-    \b
-    Example:
-      gnomon workload formats
-    """
+def _formats(as_json: bool) -> list[dict[str, Any]]:
     from gnomon.workload.formats import FORMATS
 
-    rows = [
-        {"format": name, "description": FORMATS[name].description, "columns": ", ".join(FORMATS[name].columns.values())}
-        for name in FORMATS
+    known = {name: FORMATS[name] for name in FORMATS}
+    return [
+        {"format": name, "description": one.description, "columns": ", ".join(one.columns.values())}
+        for name, one in known.items()
     ]
-    print_rows(rows, as_json=as_json)
+
+
+listing(command, "workload clients", "Benchmark clients that are built in.", _clients,
+        "Numbers and sources with --json.")  # fmt: skip
+listing(command, "workload presets", "Named length distributions that are built in.", _presets,
+        "Statistics of 100,000 draws; sources with --json.")  # fmt: skip
+listing(command, "workload formats", "Trace formats that `--workload.trace.file` reads.", _formats)
 
 
 @command.command()
