@@ -1,6 +1,7 @@
 """What each class of users got: latencies, SLO attainment, goodput, its share of the service, and how fair that is."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def class_summaries(run: Run, times: RequestTimes, duration_s: float) -> tuple[l
     if not classes:
         return [], None
     done, arrived = q.status == FINISHED, q.status != NOT_ARRIVED
-    ttft_s, tpot_s, e2e_s, normalized_s = times.ttft_s, times.tpot_s, times.e2e_s, times.normalized_s
+    normalized_s = times.normalized_s
     service = PROMPT_PRICE * q.prompt_tokens + OUTPUT_PRICE * q.output_tokens
     served = np.bincount(q.user_class[done], weights=service[done], minlength=len(classes))
     found = []
@@ -60,24 +61,18 @@ def class_summaries(run: Run, times: RequestTimes, duration_s: float) -> tuple[l
         mine = q.user_class == number
         ended = mine & done
         slo = one.slo if one.slo is not None and one.slo.is_given else run.scenario.slo
+        came = int(np.count_nonzero(mine & arrived))
+        became = {"finished": ended, "shed": mine & (q.status == SHED), "rejected": mine & (q.status == REJECTED)}
+        told: dict[str, Any] = {name: int(np.count_nonzero(those)) for name, those in became.items()}
+        told |= {name: percentiles(getattr(times, name)[ended]) for name in ("ttft_s", "tpot_s", "e2e_s")}
         found.append(
             ClassSummary(
-                name=one.name,
-                priority=one.priority,
-                weight=one.weight,
-                arrived=int(np.count_nonzero(mine & arrived)),
-                finished=int(np.count_nonzero(ended)),
-                shed=int(np.count_nonzero(mine & (q.status == SHED))),
-                rejected=int(np.count_nonzero(mine & (q.status == REJECTED))),
-                preemptions=int(q.num_preemptions[mine].sum()),
-                ttft_s=percentiles(ttft_s[ended]),
-                tpot_s=percentiles(tpot_s[ended]),
-                e2e_s=percentiles(e2e_s[ended]),
-                slo=slo_met(slo, times, ended, int(np.count_nonzero(mine & arrived)), duration_s),
+                one.name, one.priority, one.weight, came, **told, preemptions=int(q.num_preemptions[mine].sum()),
+                slo=slo_met(slo, times, ended, came, duration_s),
                 output_tokens_per_s=float(q.output_tokens[ended].sum()) / max(duration_s, 1e-12),
                 service_share=float(served[number] / served.sum()) if served.any() else None,
             )
-        )
+        )  # fmt: skip
     weights = np.array([one.weight for one in classes])
     there = np.array([one.arrived > 0 for one in found])
     per_token = [float(np.nanmean(normalized_s[done & (q.user_class == n)])) for n in np.flatnonzero(there)

@@ -74,16 +74,13 @@ def changed(scenario: Scenario, pools: list[Pool], change: Change) -> Scenario |
     for place, edit in zip(places, edits, strict=True):
         for name, value in (edit or {}).items():
             section, _, field = name.partition(".")
-            place[section] = {**_section(place.get(section)), field: value}
+            given = place.get(section)
+            place[section] = {**(given if isinstance(given, Mapping) else {}), field: value}
     for number, count in change.replicas.items():
         places[number]["num_replicas"] = count
     if change.router is not None:
         data["router"] = change.router
     return build(Scenario, data)
-
-
-def _section(given: Any) -> dict[str, Any]:
-    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def advice(done: Run) -> list[Change]:

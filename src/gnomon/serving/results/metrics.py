@@ -60,10 +60,9 @@ def _span(run: Run, status: Any) -> tuple[float, float]:
     q = run.cluster.requests
     ended = q.finished_s[np.isin(status, ENDED)]
     start = float(q.arrival_s.min())
-    cut = run.scenario.time_limit_s is not None and ended.size < q.size
-    if cut:
-        assert run.scenario.time_limit_s is not None
-        return min(start, run.scenario.time_limit_s), run.scenario.time_limit_s
+    limit_s = run.scenario.time_limit_s
+    if limit_s is not None and ended.size < q.size:
+        return min(start, limit_s), limit_s
     end = float(ended.max()) if ended.size else start
     if run.fleet is not None and ended.size < q.size:  # Some were given up, when the last decision was taken.
         end = max(end, float(run.fleet.column("time_s").max(initial=end)))

@@ -73,31 +73,22 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     for r, (mfu, hbm, is_busy, is_active, mean, peak) in enumerate(shares.tolist()):
         pool, account = run.pools[pool_of[r]], replicas[r]
         known = not np.isnan(is_active)
-        rows.append(
-            ReplicaUse(
-                replica=r,
-                role=pool.role,
-                device=pool.device.name,
-                num_gpus=pool.replica.num_gpus // pool.replica.data_parallel,
-                num_kv_blocks=int(account.num_blocks),
-                finished=int(account.num_finished),
-                rejected=int(account.num_rejected),
-                preemptions=int(account.num_preemptions),
-                iterations=int(account.num_iterations),
-                tokens=int(account.tokens_computed),
-                prefix_hit_rate=prefix_hit_rate(replicas[r : r + 1]),
-                utilization=Utilization(
-                    mfu=mfu,
-                    hbm=hbm,
-                    busy=is_busy,
-                    bubble=max(is_active - is_busy, 0.0) if known else None,
-                    idle=max(1.0 - is_active, 0.0) if known else None,
-                    kv_mean=mean,
-                    kv_peak=peak,
-                ),
-            )
-        )
+        use = Utilization(
+            mfu, hbm, is_busy, bubble=max(is_active - is_busy, 0.0) if known else None,
+            idle=max(1.0 - is_active, 0.0) if known else None, kv_mean=mean, kv_peak=peak,
+        )  # fmt: skip
+        counts = {name: int(account[field]) for name, field in _COUNTS.items()}
+        gpus = pool.replica.num_gpus // pool.replica.data_parallel
+        hits = prefix_hit_rate(replicas[r : r + 1])
+        rows.append(ReplicaUse(r, pool.role, pool.device.name, gpus, **counts, prefix_hit_rate=hits, utilization=use))
     return rows
+
+
+_COUNTS = {
+    "num_kv_blocks": "num_blocks", "finished": "num_finished", "rejected": "num_rejected",
+    "preemptions": "num_preemptions", "iterations": "num_iterations", "tokens": "tokens_computed",
+}  # fmt: skip
+"""What is told of a replica, and the engine's name for it."""
 
 
 def seconds_on(run: Run, start_s: float, end_s: float) -> Floats:
