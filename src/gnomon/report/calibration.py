@@ -14,7 +14,7 @@ from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table
 from gnomon.report.look import AXIS, COLOURS, figure, line
 from gnomon.serving.scenario.calibration import Calibration
 
-METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+METRICS = ("ttft", "tpot", "e2e")
 
 
 def view(result: Any) -> View:
@@ -78,20 +78,18 @@ def _load_row(one: Check) -> dict[str, Any]:
         "step" if one.steps else "error": _percent(one.step_error),
         "step predicted" if one.steps else "predicted": _percent(one.foretold),
     }
-    for metric, words in METRICS.items():
+    for metric in METRICS:
         if one.promised and metric in one.promised:
             cell = one.promised[metric]["mean"]
             low, high = (end / cell.foretold - 1.0 for end in (cell.low, cell.high))
-            row[words] = f"{cell.error:+z.1%} ({low:+.0%} to {high:+.0%})"
+            row[metric.upper()] = f"{cell.error:+z.1%} ({low:+.0%} to {high:+.0%})"
     return row
 
 
 def _paced_row(one: Check) -> dict[str, Any]:
     told = one.at_pace or {}
     return {"load": one.name} | {
-        f"{METRICS[metric]} {name if name == 'mean' else name.upper()}": _percent(told[metric][name].error)
-        for metric in told
-        for name in ("mean", "p99")
+        _name(metric, name): _percent(told[metric][name].error) for metric in told for name in ("mean", "p99")
     }
 
 
@@ -111,6 +109,10 @@ def check_row(one: Check) -> dict[str, Any]:
     return row
 
 
+def _name(metric: str, statistic: str) -> str:
+    return f"{metric.upper()} {statistic if statistic == 'mean' else statistic.upper()}"
+
+
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{value:+z.1%}"
 
@@ -128,7 +130,7 @@ def _gap_text(gap: Gap) -> list[Block]:
     for metric, statistics in gap.figures.values.items():
         recorded, simulated = map(units.seconds, statistics["mean"])
         error = f"ours {simulated} ({gap.figures.error(metric):+z.1%})"
-        out.append(Card(f"{METRICS[metric]} mean", recorded, error))
+        out.append(Card(f"{metric.upper()} mean", recorded, error))
     out.append(Section("Both over time", [Plot("time_lines", lambda: time_lines(gap), "tall")]))
     out.append(Table(figure_rows(gap), title=f"{gap.name}: recorded and simulated"))
     if gap.steps:
@@ -153,7 +155,7 @@ def _gap_text(gap: Gap) -> list[Block]:
 def figure_rows(gap: Gap) -> list[dict[str, Any]]:
     return [
         {
-            "latency": f"{METRICS[metric]} {name if name == 'mean' else name.upper()}",
+            "latency": _name(metric, name),
             "recorded": units.seconds(both[0]),
             "simulated": units.seconds(both[1]),
             "error": f"{gap.figures.error(metric, name):+z.1%}",

@@ -66,6 +66,14 @@ class Page:
     def values(self) -> dict[str, Output]:
         return {one.name: Output(self.id(one.name), "value", allow_duplicate=True) for one in self.controls}
 
+    def slot(self, name: str, style: str = "", **more: Any) -> Component:
+        """A place for what a callback gives."""
+        return html.Div(id=self.id(name), className=style, **more)
+
+    def copies(self) -> Component:
+        """The place for scenarios and commands to copy."""
+        return html.Section([html.H2("Copy"), self.slot("copies", "copies")])
+
     def outputs(self, *names: str, **kinds: str) -> dict[str, Output]:
         """Its components' children, and of others what `kinds` says, for a callback's `output`."""
         kinds = dict.fromkeys(names, "children") | kinds

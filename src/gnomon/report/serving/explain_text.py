@@ -22,7 +22,6 @@ from gnomon.serving.results.latency_breakdown import CAUSES, PARTS, Accounts, Me
 
 Row = dict[str, Any]
 METRIC_WORDS = {"e2e": "end to end", "ttft": "to the first token", "tpot": "per output token"}
-SHORT = {"e2e": "E2E", "ttft": "TTFT", "tpot": "TPOT"}
 _NUM_SLICES = 8
 _MOST_ROWS = 8
 
@@ -112,7 +111,7 @@ def slow_blocks(accounts: Accounts, slow: Slow) -> list[Block]:
                     "more": f"{'+' if a >= b else '−'}{_s(abs(a - b))}",
                 }
             )
-    blocks.append(Table(rows, f"Where the time goes, {SHORT[slow.metric]} ({who} against the median)"))
+    blocks.append(Table(rows, f"Where the time goes, {slow.metric.upper()} ({who} against the median)"))
     blocks.append(Table(slowest_rows(accounts, slow), "The slowest requests"))
     groups = group_tables(accounts, slow.metric, slow)
     return blocks + list(groups)
@@ -131,7 +130,7 @@ def slowest_rows(accounts: Accounts, slow: Slow, most: int = 5) -> list[Row]:
         rows.append(
             {
                 "request": int(accounts.ids[row]),
-                SHORT[slow.metric]: _s(float(values[row])),
+                slow.metric.upper(): _s(float(values[row])),
                 "prompt": int(request.prompt_tokens),
                 "output": int(request.output_tokens),
                 "replica": int(request.replica),
@@ -186,7 +185,7 @@ def _group_table(name: str, accounts: Accounts, metric: Metric, slow: Slow, bins
                 name: label,
                 "requests": int(here.size),
                 "of the slow": f"{is_slow[here].sum() / max(1, slow.rows.size):.0%}",
-                f"mean {SHORT[metric]}": _s(mean),
+                f"mean {metric.upper()}": _s(mean),
                 "alone": f"{sum(causes[cause] for cause in own) / max(mean, 1e-12):.0%}",
                 "largest other cause": f"{CAUSES[worst]} ({others[worst] / max(mean, 1e-12):.0%})",
             }
@@ -209,7 +208,7 @@ def missed_sentences(accounts: Accounts) -> list[str]:
         share = found.rows.size / accounts.ids.size
         causes = [f"{cause.words} {cause.share:.0%}" for cause in found.causes[:3] if cause.share >= 0.05]
         because = f"what they take more than typical ones: {', '.join(causes) or 'nothing that stands out'}"
-        told.append((share, f"{share:.1%} of the requests miss {SHORT[metric]} ≤ {_s(target)}; {because}."))
+        told.append((share, f"{share:.1%} of the requests miss {metric.upper()} ≤ {_s(target)}; {because}."))
     return [text for _, text in sorted(told, key=lambda one: -one[0])]
 
 

@@ -252,8 +252,8 @@ def advice_rows(before: Summary, outcomes: Sequence[Outcome], metric: Metric, st
     for one in ranked(before, outcomes, metric, statistic):
         row: words.Row = {"change": one.change.words}
         for name in ("ttft", "tpot", "e2e"):
-            row[f"{words.SHORT[name]} {statistic.upper()}"] = seconds(one.figure(name, statistic))
-        row[f"gain in {words.SHORT[metric]}"] = f"{gain(before, one, metric, statistic):+z.1%}"
+            row[f"{name.upper()} {statistic.upper()}"] = seconds(one.figure(name, statistic))
+        row[f"gain in {metric.upper()}"] = f"{gain(before, one, metric, statistic):+z.1%}"
         if before.slo is not None and one.summary.slo is not None:
             row["SLO met by"] = f"{one.summary.slo.attainment:.1%}"
         row["cost per hour"] = _cost(before, one) or (one.change.needs.split(":")[0] or "nothing")
@@ -293,7 +293,7 @@ def _said(before: Summary, one: Outcome, metric: Metric, statistic: str) -> str:
     if share < MIN_GAIN:
         return ""
     was, then = getattr(getattr(before.latency, f"{metric}_s"), statistic), one.figure(metric, statistic)
-    name = f"{statistic.upper()} of {words.SHORT[metric]}"
+    name = f"{statistic.upper()} of {metric.upper()}"
     return f"the {name} falls from {units.seconds(was)} to {units.seconds(then or 0.0)} ({share:.0%} less)"
 
 
@@ -303,7 +303,7 @@ def limit_rows(before: Summary, outcomes: Sequence[Outcome]) -> list[words.Row]:
     for one in sorted(outcomes, key=lambda one: -gain(before, one, "e2e", "mean")):
         row: words.Row = {"if free": one.change.words}
         for name in ("ttft", "tpot", "e2e"):
-            row[f"mean {words.SHORT[name]}"] = f"{-gain(before, one, name, 'mean'):+z.1%}"
+            row[f"mean {name.upper()}"] = f"{-gain(before, one, name, 'mean'):+z.1%}"
         row["E2E P99"] = f"{-gain(before, one, 'e2e', 'p99'):+z.1%}"
         row["GPUs busy"] = f"{one.summary.utilization.busy:.1%}"
         rows.append(row)

@@ -12,7 +12,7 @@ from gnomon.core import units
 from gnomon.core.arrays import Floats, Ints
 from gnomon.report import look
 from gnomon.report.blocks import Figure
-from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, plot_layout, short, slo_line, time_lines
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, short, slo_line, time_lines
 from gnomon.report.serving.fleet import fleet_drawers
 from gnomon.search.load_curve import Headroom, LoadCurve
 from gnomon.serving.engine.state import ABANDONED, FINISHED, NOT_ARRIVED, REJECTED, SHED
@@ -221,23 +221,16 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
         data.append(look.line(short(x), short(y), colour, 2, name=name, hovertemplate=f"{words}<extra></extra>"))
         if len(curves) == 1:
             data.append(_marks(x, y, factor, unit, (largest if end is None else end) * factor))
-    layout = plot_layout(
-        title,
-        {"title": {"text": shown}, "type": "log" if is_log else "linear"},
-        {"tickformat": ".0%", "range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]},
-    )
-    if len(curves) > 1:
-        layout |= {"showlegend": True, "hovermode": "closest"}
+    below = look.axis(shown, type="log" if is_log else "linear")
     if end is not None and largest > 1.15 * end:
         # The axis up to `end`; what the maximum is stands beside the unit, where no line is.
-        layout |= {
-            "xaxis": layout["xaxis"]
-            | {"range": [0, 1.04 * (end * factor)], "title": {"text": f"{shown} (max {_value(largest, unit)})"}}
-        }
+        below |= look.axis(f"{shown} (max {_value(largest, unit)})", range=[0, 1.04 * (end * factor)])
+    more: Figure = {"showlegend": True, "hovermode": "closest"} if len(curves) > 1 else {}
     if target is not None:
         side = "right" if target > (end or largest) / 2 else "left"  # Where there is room for its name.
-        layout["shapes"] = [slo_line(target * factor, textposition="start", xanchor=side, padding=4)]
-    return {"data": data, "layout": layout}
+        more["shapes"] = [slo_line(target * factor, textposition="start", xanchor=side, padding=4)]
+    beside = {"tickformat": ".0%", "range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
+    return look.plot(data, title, below, beside, **more)
 
 
 def _end(curves: Mapping[str, Curve], target: float | None) -> float | None:
@@ -281,24 +274,13 @@ def _kv(series: Levels, *, many: bool) -> Figure:
     return time_lines("KV cache in use", series.at_s, lines, {"tickformat": ".1~%"}, hover=".1%")
 
 
-SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 STATISTICS = {"p50": ("median", BLUE), "p90": ("P90", GREEN), "p99": ("P99", ORANGE)}
 
 
-def load_figure(
-    name: str,
-    loads: Sequence[float],
-    latencies: Mapping[str, Sequence[float | None]],
-    *,
-    target: float | None,
-    capacity: float,
-    bound_by: str,
-    load: float | None,
-    num_requests: int,
-) -> Figure:
-    """One latency (ttft, tpot or e2e) at each load, from runs of `num_requests`; `target` is its limit, `capacity` the
-    highest load that meets all limits (0: none does), `bound_by` what is not met beyond it, `load` where the reader
-    stands."""
+def load_figure(name: str, curve: LoadCurve, slo: SloConfig, *, capacity: float, load: float | None) -> Figure:
+    """One latency (ttft, tpot or e2e) at each load. `capacity`: the highest load that meets all limits (0: none does),
+    `load`: where the reader stands."""
+    loads, latencies, target = curve.loads, curve.seconds[name], getattr(slo, f"{name}_s")
     known = [value for values in latencies.values() for value in values if value is not None]
     shown, factor = ("ms", 1e3) if known and min(known) < 1 else ("s", 1.0)
     data = [
@@ -308,48 +290,43 @@ def load_figure(
          "hovertemplate": f"{STATISTICS[statistic][0]} %{{y:.4g}} {shown}<extra></extra>"}
         for statistic, values in latencies.items()
     ]  # fmt: skip
-    drawn = plot_layout(
-        f"{SHORT[name]} against load" if capacity else f"{SHORT[name]} against load: no load meets the SLO",
-        {"title": {"text": f"requests per second, in runs of {num_requests:,}"}, "rangemode": "tozero"},
-        {"title": {"text": shown}, **_log([value * factor for value in (*known, target) if value])},
-    )
     end = max((*loads, capacity, load or 0.0))
     lines, notes = [], []
     if target is not None:
         lines.append(look.rule("y", target * factor, RED) | {"label": look.words("SLO", RED)})
     if capacity:
         lines.append(look.rule("x", capacity, RED, "dot"))
-        notes.append(_note(capacity, f"capacity {capacity:.3g}/s, by {bound_by}", RED, is_left=capacity > end / 2))
+        told = f"capacity {capacity:.3g}/s, by {crossed_first(curve, slo)}"
+        notes.append(_note(capacity, told, RED, is_left=capacity > end / 2))
     if load is not None:
         is_left = load <= capacity or load > 0.9 * end
         # From above the name of the capacity, which it would cross.
         lines.append(look.rule("x", load, GREY, "solid", 1) | {"y0": 0.09 if capacity else 0})
         notes.append(_note(load, "now", GREY, is_left=is_left, above=14 if capacity else 0))
-    return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines, "annotations": notes}}
+    return look.plot(
+        data, f"{name.upper()} against load{'' if capacity else ': no load meets the SLO'}",
+        look.axis(f"requests per second, in runs of {curve.num_requests:,}", rangemode="tozero"),
+        look.axis(shown, **_log([value * factor for value in (*known, target) if value])),
+        showlegend=True, shapes=lines, annotations=notes,
+    )  # fmt: skip
 
 
 def crossed_first(curve: LoadCurve, slo: SloConfig) -> str:
     """The latency whose P99 passes its limit at the lowest load; where none does, the queue grows first."""
     found: list[tuple[float, float, str]] = []
-    for name, short_name in SHORT.items():
+    for name in LATENCIES:
         limit = getattr(slo, f"{name}_s")
         for load, value in zip(curve.loads, curve.seconds[name]["p99"], strict=True):
             if limit is not None and (value is None or value > limit):
-                found.append((load, -(value or np.inf) / limit, short_name))
+                found.append((load, -(value or np.inf) / limit, name.upper()))
                 break
     return min(found)[2] if found else "a growing queue"
 
 
 def load_drawers(room: Headroom, slo: SloConfig) -> dict[str, Callable[[], Figure]]:
     """The curves of a run's report, one per latency: names as in `figures`, with `load_` before them."""
-    return {
-        f"load_{name}": partial(
-            load_figure, name, room.curve.loads, room.curve.seconds[name], target=getattr(slo, f"{name}_s"),
-            capacity=room.capacity_per_s, bound_by=crossed_first(room.curve, slo), load=room.load_per_s,
-            num_requests=room.curve.num_requests,
-        )
-        for name in ("ttft", "tpot")
-    }  # fmt: skip
+    at = {"capacity": room.capacity_per_s, "load": room.load_per_s}
+    return {f"load_{name}": partial(load_figure, name, room.curve, slo, **at) for name in ("ttft", "tpot")}
 
 
 def _log(values: Sequence[float]) -> Figure:

@@ -13,7 +13,6 @@ WIDTH_OF = ("latency.tpot_s.mean", "latency.e2e_s.mean")
 """The figure whose width is explained; the second where there is no first."""
 WIDE = 0.1
 """Half a width (of the logarithm) from which it is explained."""
-NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tbt_s": "TBT", "e2e_s": "E2E"}
 
 
 def words(interval: Interval, kind: str = "seconds") -> str:
@@ -55,13 +54,12 @@ def width_words(found: Intervals, spread: float) -> str:
 def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block]:
     """For the terminal; nothing where no interval was asked for. `spread`: as in `width_words`, where it is known."""
     rows = []
-    for metric, name in NAMES.items():
-        row: dict[str, Any] = {"interval": name}
-        for statistic in ("mean", "p50", "p99"):
-            one = found.get(f"latency.{metric}.{statistic}")
-            row[statistic] = words(one) if one else None
-        if any(row[statistic] for statistic in ("mean", "p50", "p99")):
-            rows.append(row)
+    for metric in ("ttft", "tpot", "tbt", "e2e"):
+        known = {name: found.get(f"latency.{metric}_s.{name}") for name in ("mean", "p50", "p99")}
+        if any(known.values()):
+            rows.append(
+                {"interval": metric.upper()} | {name: words(one) if one else None for name, one in known.items()}
+            )
     if not rows:
         return []
     places = {

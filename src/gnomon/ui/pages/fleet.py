@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dash import Dash, html
+from dash import Dash
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -50,13 +50,13 @@ CONTROLS: tuple[Control, ...] = (
 def body(state: dict[str, Any]) -> list[Component]:
     return [
         view_of(PAGE),
-        html.Div(id=PAGE.id("cards"), className="card-space"),
-        html.Div(id=PAGE.id("notes")),
+        PAGE.slot("cards", "card-space"),
+        PAGE.slot("notes"),
         section(
             "The day", plots(*(graph(PAGE.id(name), label=label) for name, label in FIGURES.items()), together=True)
         ),
-        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
-        html.Div(id=PAGE.id("rest")),
+        PAGE.copies(),
+        PAGE.slot("rest"),
     ]
 
 

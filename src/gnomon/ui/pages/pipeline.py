@@ -137,26 +137,20 @@ def body(state: dict[str, Any]) -> list[Component]:
     the time goes."""
     priorities = html.P("The same step under other priorities. Click a cell to see its step above.", className="more")
     heat = graph(PAGE.id("heat"), HEAT_PX, label="Total time over the priorities of transfers")
+    memory = tall_graph(PAGE.id("over_time"), MEMORY_PX, "Memory of a GPU by part")
+    gantt = tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")
     styles = _styles(state["tab"])
     return [
         view_of(PAGE),
-        html.Div(id=PAGE.id("cards"), className="card-space"),
+        PAGE.slot("cards", "card-space"),
+        html.Div(section("Memory over the step", memory), id=PAGE.id("tab", MODEL), style=styles[MODEL]),
         html.Div(
-            section("Memory over the step", tall_graph(PAGE.id("over_time"), MEMORY_PX, "Memory of a GPU by part")),
-            id=PAGE.id("tab", MODEL),
-            style=styles[MODEL],
+            [section("Timeline", gantt), section("Total time by priority", priorities, heat)],
+            id=PAGE.id("tab", SCHEDULES), style=styles[SCHEDULES],
         ),
-        html.Div(
-            [
-                section("Timeline", tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")),
-                section("Total time by priority", priorities, heat),
-            ],
-            id=PAGE.id("tab", SCHEDULES),
-            style=styles[SCHEDULES],
-        ),
-        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
-        html.Div(id=PAGE.id("rest")),
-    ]
+        PAGE.copies(),
+        PAGE.slot("rest"),
+    ]  # fmt: skip
 
 
 def _styles(tab: str) -> dict[str, Any]:

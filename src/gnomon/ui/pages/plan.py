@@ -188,10 +188,8 @@ def body(state: dict[str, Any]) -> list[Component]:
     return [
         section("", job_panel(PAGE, "Search")),
         html.Div([html.P(NO_SEARCH, className="note"), before], id=PAGE.id("empty")),
-        html.Div(
-            [html.Div(id=PAGE.id("answer")), plotted, html.Div(id=PAGE.id("tables"))], id=PAGE.id("found"), style=HIDDEN
-        ),
-        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        html.Div([PAGE.slot("answer"), plotted, PAGE.slot("tables")], id=PAGE.id("found"), style=HIDDEN),
+        PAGE.copies(),
     ]
 
 

@@ -139,26 +139,16 @@ def head(state: dict[str, Any]) -> list[Component]:
 
 
 def body(state: dict[str, Any]) -> list[Component]:
+    plot = tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy")
+    how = html.P(id=PAGE.id("how"), className="more")
+    compared = html.Div([how, plot, PAGE.slot("rows", "under-plot")], id=PAGE.id("comparison"), style=HIDDEN)
     return [
         view_of(PAGE),
-        html.Div(id=PAGE.id("cards"), className="card-space"),
+        PAGE.slot("cards", "card-space"),
         section("GPU allocation", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
-        section(
-            "Compared and planned",
-            job_panel(PAGE, "Compare"),
-            html.Div(id=PAGE.id("stale")),
-            html.Div(
-                [
-                    html.P(id=PAGE.id("how"), className="more"),
-                    tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
-                    html.Div(id=PAGE.id("rows"), className="under-plot"),
-                ],
-                id=PAGE.id("comparison"),
-                style=HIDDEN,
-            ),
-        ),
-        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
-        html.Div(id=PAGE.id("rest")),
+        section("Compared and planned", job_panel(PAGE, "Compare"), PAGE.slot("stale"), compared),
+        PAGE.copies(),
+        PAGE.slot("rest"),
     ]
 
 

@@ -198,18 +198,18 @@ def body(state: dict[str, Any]) -> list[Component]:
             html.Div(id=PAGE.id("curves"), children=html.P(HINT, className="note")),
             dcc.Interval(id=PAGE.id("tick"), interval=FOLLOW_MS, disabled=True),
         ),
-        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        PAGE.copies(),
     ]
 
 
 def _comparison() -> list[Component]:
     return [
-        html.Div(id=PAGE.id("warnings")),
+        PAGE.slot("warnings"),
         plots(
             graph(PAGE.id("differences"), differences_height(len(router_names())), label="Change against the baseline"),
             tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
         ),
-        html.Div(id=PAGE.id("rows"), className="under-plot"),
+        PAGE.slot("rows", "under-plot"),
     ]
 
 

@@ -26,7 +26,7 @@ def _root() -> Path:
 
 def body(state: dict[str, Any]) -> list[Component]:
     if not state["run"]:
-        return [html.Div(id=PAGE.id("list"))]
+        return [PAGE.slot("list")]
     back = dcc.Link("← All runs", href=PAGE.link(find=state["find"]))
     try:
         found = open_run(_root(), state["run"])

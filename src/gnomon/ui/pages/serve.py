@@ -88,9 +88,7 @@ def _top() -> Component:
         [html.Div(upload, **limited), blocks.button(PAGE.id("pin"), "Pin to compare")], className="buttons"
     )
     message = html.Div(id=PAGE.id("upload", "error"), className="message", role="alert")
-    return html.Div(
-        [html.Div(id=PAGE.id("headline"), className="headline"), html.Div([buttons, message])], className="page-top"
-    )
+    return html.Div([PAGE.slot("headline", "headline"), html.Div([buttons, message])], className="page-top")
 
 
 def body(state: dict[str, Any]) -> list[Component]:
@@ -103,13 +101,13 @@ def body(state: dict[str, Any]) -> list[Component]:
     ]
     return [
         _top(),
-        html.Div(id=PAGE.id("figures"), className="serve-figures"),
+        PAGE.slot("figures", "serve-figures"),
         blocks.section("Latency", blocks.plots(*latency, curve)),
         blocks.section("Why", html.Div(html.P(HINT, className="more"), id=PAGE.id("story"), **{"aria-live": "polite"})),
-        html.Div(id=PAGE.id("comparison")),
+        PAGE.slot("comparison"),
         blocks.section("Over time", blocks.plots(*over_time, together=True)),
-        blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
-        html.Div(id=PAGE.id("notes")),
+        PAGE.copies(),
+        PAGE.slot("notes"),
         dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
         dcc.Store(id=PAGE.id("asked")),
     ]

@@ -20,7 +20,7 @@ from gnomon.report.blocks import Block, Card, Command, Html, Section, Table, lin
 from gnomon.report.page import html_of
 from gnomon.report.serving import text as words
 from gnomon.report.serving.compare import variant_row
-from gnomon.report.serving.figures import COLOURS, LATENCIES, crossed_first, load_figure
+from gnomon.report.serving.figures import COLOURS, LATENCIES, load_figure
 from gnomon.report.serving.page import key_figures
 from gnomon.ui import blocks, uploads
 from gnomon.ui.controls import Control, defaults_of, query_of, state_of
@@ -215,16 +215,8 @@ def _curve(name: str, scenario: Scenario, question: Question) -> dict[str, Any]:
     if requests_of(scenario.workload, scenario.seed).shape is None:
         return blocks.blank(300, "These arrivals have no rate to change.")
     found = load_curve(scenario, question)
-    return load_figure(
-        name,
-        found.loads,
-        found.seconds[name],
-        target=getattr(scenario.slo, f"{name}_s"),
-        capacity=capacity(scenario, question),
-        bound_by=crossed_first(found, scenario.slo),
-        load=scenario.workload.rate,
-        num_requests=found.num_requests,
-    )
+    most = capacity(scenario, question)
+    return load_figure(name, found, scenario.slo, capacity=most, load=scenario.workload.rate)
 
 
 def loaded(name: str, content: str, columns: str = "") -> dict[str, Any]:
