@@ -68,7 +68,7 @@ class Page:
 
     def slot(self, name: str, style: str = "", **more: Any) -> Component:
         """A place for what a callback gives."""
-        return html.Div(id=self.id(name), className=style, **more)
+        return html.Div(id=self.id(name), className=style or None, **more)
 
     def copies(self) -> Component:
         """The place for scenarios and commands to copy."""

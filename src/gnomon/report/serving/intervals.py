@@ -53,7 +53,7 @@ def width_words(found: Intervals, spread: float) -> str:
 
 def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block]:
     """For the terminal; nothing where no interval was asked for. `spread`: as in `width_words`, where it is known."""
-    rows = []
+    rows: list[dict[str, str | None]] = []
     for metric in ("ttft", "tpot", "tbt", "e2e"):
         known = {name: found.get(f"latency.{metric}_s.{name}") for name in ("mean", "p50", "p99")}
         if any(known.values()):
