@@ -10,6 +10,7 @@ import yaml
 from gnomon.convert.training_commands import megatron_command, read_megatron, torchtitan_command
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.parallel import shared_workers
+from gnomon.report.training import _each_once
 from gnomon.training.config import TrainConfig
 from gnomon.training.plan import bounded, candidates, fastest, job, plan
 from gnomon.training.step import least_s, train_step
@@ -140,6 +141,19 @@ def test_command(cli, tmp_path):
     ).output  # fmt: skip
     assert "Megatron-LM: --tensor-model-parallel-size 2" in printed and "tokens take" in printed
     assert {path.name for path in out.iterdir()} == {"best.yaml", "plan.json", "report.html"}
+
+
+def test_layouts_with_the_same_work_are_one_row():
+    same = {"TP": 2, "DP": 8, "step s": "3.174"}
+    rows = [
+        {"#": 1, "CP": 1, "micro-batch": 2, **same},
+        {"#": 2, "CP": 2, "micro-batch": 4, **same | {"DP": 4}},
+        {"#": 3, "CP": 1, "micro-batch": 2, **same | {"TP": 4}},
+    ]
+    first, other = _each_once(rows)
+    assert (first["#"], first["CP"], first["the same"]) == (1, 1, "CP 2 x 4")
+    assert (other["#"], other["the same"]) == (3, "")
+    assert _each_once(rows[::2]) == rows[::2], "where all differ, nothing is said of it"
 
 
 def test_the_best_layout_is_shown_under_other_schedules(found):

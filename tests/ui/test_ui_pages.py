@@ -230,7 +230,7 @@ def test_a_plan_of_post_training_has_its_modes_and_commands(tab: Tab) -> None:
     assert "colocated" in rows and "disaggregated" in rows and "asynchronous" not in rows  # No lag is allowed.
     assert "data.train_batch_size=16" in rows or "trainer.nnodes" in rows
     assert {one["name"] for one in tab.traces("posttrain-compared")} == {"colocated", "disaggregated"}
-    assert tab.text("posttrain-stale") == ""
+    assert tab.text("posttrain-stale") == "" and tab.text("posttrain-how") == ""
 
 
 def test_policies_side_by_side(tab: Tab) -> None:
@@ -238,7 +238,7 @@ def test_policies_side_by_side(tab: Tab) -> None:
     tab.page.click("#posttrain-run")
     wait_for_job(tab, "posttrain")
     rows = tab.text("posttrain-rows")
-    assert "disaggregated" in rows and "elastic" in rows
+    assert "disaggregated" in rows and "elastic" in rows and "click on a policy" in tab.text("posttrain-how")
     assert {one["customdata"][0] for one in tab.traces("posttrain-compared")} == {"disaggregated", "elastic"}
     assert tab.text("posttrain-stale") == ""
     tab.page.locator("#posttrain-compared").scroll_into_view_if_needed()
