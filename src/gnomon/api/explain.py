@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -59,20 +59,11 @@ def explain_simulation(
     if request is not None:
         found.row(request)
     report = on_progress or (lambda done, total: None)
-    tried: dict[str, list[Outcome]] = {"advice": [], "limits": []}
-    if advice and request is None:
-        planned = {"advice": changes(simulation.run), "limits": limits(simulation.run)}
-        total = sum(len(some) for some in planned.values())
-        before = 0
-        for name, some in planned.items():
-            step = partial(_shifted, report, before, total)
-            tried[name] = list(outcomes(simulation.run, some, step))
-            before += len(some)
-    return Explanation(simulation, found, metric, percentile, request, advice=tried["advice"], limits=tried["limits"])
-
-
-def _shifted(report: Progress, before: int, total: int, done: int, _: int) -> None:
-    report(before + done, total)
+    wanted = advice and request is None
+    helping, free = (changes(simulation.run), limits(simulation.run)) if wanted else ([], [])
+    tried = list(outcomes(simulation.run, [*helping, *free], report))
+    helped, freed = ([one for one in tried if one.change in some] for some in (helping, free))
+    return Explanation(simulation, found, metric, percentile, request, advice=helped, limits=freed)
 
 
 @dataclass(frozen=True, eq=False)

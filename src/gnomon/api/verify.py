@@ -91,23 +91,13 @@ def list_data(folder: str | Path) -> TableResult:
     from gnomon.verify.datasets import datasets, missing
 
     known = datasets()
-    rows = [
-        {
-            "data set": name,
-            "what": one.title,
-            "for": one.check,
-            "licence": one.licence,
-            "here": _presence(len(one.files), len(missing(one, Path(folder)))),
-            "where": one.source,
-            "how": f"gnomon verify fetch {name}" if one.files else one.how,
-        }
-        for name, one in known.items()
-    ]
+    rows = []
+    for name, one in known.items():
+        row = {"data set": name, "what": one.title, "for": one.check, "licence": one.licence, "here": "–"}
+        if one.files:
+            row["here"] = f"{len(one.files) - len(missing(one, Path(folder)))} of {len(one.files)} files"
+        rows.append(row | {"where": one.source, "how": f"gnomon verify fetch {name}" if one.files else one.how})
     return TableResult("data", known, rows, {"folder": str(folder), "sets": rows}, [Table(rows, "Data sets")])
-
-
-def _presence(count: int, missing: int) -> str:
-    return f"{count - missing} of {count} files" if count else "–"
 
 
 def fetch_data(

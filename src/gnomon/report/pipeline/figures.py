@@ -95,7 +95,10 @@ def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> F
             "domain": [(below + 20) / whole, 1],
             "range": [count - 0.5, -0.5],
             "tickvals": list(range(count)),
-            "ticktext": [_lane_name(lane.gpu, lane.name) for lane in lanes.lanes],
+            "ticktext": [
+                f"<b>GPU {one.gpu}</b>" if one.name == "compute" else f"<span style='color:#7A8594'>{one.name}</span>"
+                for one in lanes.lanes
+            ],
             "showgrid": False,
             "zeroline": False,
             "fixedrange": True,
@@ -157,10 +160,6 @@ def binned(curve: Curve, end: float) -> Curve:
     area = np.concatenate([[0.0], np.cumsum(curve.values * np.diff(at))])
     sums = np.interp(edges, at, area)
     return Curve(edges[:-1], np.diff(sums) / np.diff(edges))
-
-
-def _lane_name(gpu: int, name: str) -> str:
-    return f"<b>GPU {gpu}</b>" if name == "compute" else f"<span style='color:#7A8594'>{name}</span>"
 
 
 def cause_rows(run: Run) -> list[SplitRow]:

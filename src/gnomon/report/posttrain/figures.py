@@ -119,16 +119,20 @@ def allocation_figure(record: RunRecord) -> Figure:
     traces: list[Figure] = []
     for owner, colour in COLOURS.items():
         mine = [bar for bar in found if bar.owner == owner]
+        said = [
+            f"<b>{owner}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
+            for bar in mine
+        ]
         if mine:
-            traces.append(_owned_trace(mine, owner, colour))
+            traces.append(_bar_trace(mine, owner, colour, said))
     traces.append(_minibatches(record))
     moments, series = counts(record)
     for owner, values in series.items():
         if any(values):
             traces.append(_count_trace(moments, values, owner, COLOURS[owner]))
     at, left = unfinished(record)
-    said = "%{y:,} sequences at %{x:.0f} s<extra></extra>"
-    traces.append(look.line(at, left, LEFT, yaxis="y3", showlegend=False, hovertemplate=said))
+    words = "%{y:,} sequences at %{x:.0f} s<extra></extra>"
+    traces.append(look.line(at, left, LEFT, yaxis="y3", showlegend=False, hovertemplate=words))
     return {"data": traces, "layout": _layout(record)}
 
 
@@ -137,14 +141,6 @@ def _bar_trace(mine: list[Bar], name: str, colour: str, said: list[str]) -> Figu
     drawn = look.bars(lengths, middles, colour, name=name, base=[bar.start_s for bar in mine], hovertext=said)
     heights = [bar.last - bar.first + 1 for bar in mine]
     return drawn | {"width": heights, "marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text"}
-
-
-def _owned_trace(mine: list[Bar], name: str, colour: str) -> Figure:
-    said = [
-        f"<b>{name}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
-        for bar in mine
-    ]
-    return _bar_trace(mine, name, colour, said)
 
 
 def _minibatches(record: RunRecord) -> Figure:
@@ -201,12 +197,12 @@ def cause_rows(record: RunRecord) -> list[SplitRow]:
     if len(steps) > 1:
         parts = {cause: sum(one[cause] for _, one, _ in steps) for cause in CAUSES}
         steps.append(("all", parts, record.duration_s))
-    return [split_row(name, parts, duration * record.num_gpus) for name, parts, duration in steps]
-
-
-def split_row(name: str, parts: dict[str, float], whole: float) -> SplitRow:
-    words = ", ".join(f"{label} {parts[key] / whole:.1%}" for key, (label, _) in CAUSES.items() if parts[key] > 0)
-    return SplitRow(name, parts, whole, words, " GPU s")
+    rows = []
+    for name, parts, duration_s in steps:
+        whole = duration_s * record.num_gpus
+        words = ", ".join(f"{label} {parts[key] / whole:.1%}" for key, (label, _) in CAUSES.items() if parts[key] > 0)
+        rows.append(SplitRow(name, parts, whole, words, " GPU s"))
+    return rows
 
 
 def run_cards(record: RunRecord) -> list[Card]:

@@ -214,18 +214,14 @@ def _with_margin(record: Record, margin: float | None) -> str:
 
 
 def cell_rows(matrix: Matrix) -> list[dict[str, Any]]:
-    return [{"model": m, "workload": w, **_cell(found)} for (m, w), found in matrix.cells.items()]
-
-
-def _cell(found: Found) -> dict[str, Any]:
-    best, objective = found.best, found.search.objective
-    if best is None:
-        return {"best configuration": "nothing meets the SLO", "capacity/s": None, UNITS[objective]: None}
-    return {
-        "best configuration": best.label,
-        "capacity/s": _with_margin(best, found.margins.get(best.label)),
-        UNITS[objective]: f"{shown(objective, best.score or 0.0):.4g}",
-    }
+    rows = []
+    for (model, workload), found in matrix.cells.items():
+        best, objective = found.best, found.search.objective
+        row: dict[str, Any] = {"best configuration": best.label if best else "nothing meets the SLO"}
+        row["capacity/s"] = _with_margin(best, found.margins.get(best.label)) if best else None
+        row[UNITS[objective]] = f"{shown(objective, best.score or 0.0):.4g}" if best else None
+        rows.append({"model": model, "workload": workload, **row})
+    return rows
 
 
 def worth_rows(matrix: Matrix, model: str) -> list[dict[str, Any]]:

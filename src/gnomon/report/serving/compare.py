@@ -89,10 +89,15 @@ def _text(result: Any) -> list[Block]:
     drawn = drawers(result)
     overlays = {name: draw for name, draw in drawn.items() if name in LATENCIES}
     changes = {name: draw for name, draw in drawn.items() if name not in LATENCIES}
+    paired = [
+        Table([difference_row(one) for one in found], f"{name} against {result.baseline}, request by request")
+        for name, found in result.differences.items()
+        if found
+    ]
     return [
         *lines(verdict(summaries, result.differences)),
         Section("Latency", [*plots(overlays), *_variant_tables(summaries, result.intervals)]),
-        Section("Change", [*plots(changes, "short"), *_paired_tables(result.baseline, result.differences)]),
+        Section("Change", [*plots(changes, "short"), *paired]),
         *lines(warnings(summaries), "warning"),
         *lines(notes, "note"),
     ]
@@ -159,14 +164,6 @@ def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, In
         for name, one in regrets(summaries).items()
     ]
     return [*tables, *([Table(regretted, caption=REGRET_CAPTION)] if regretted else [])]
-
-
-def _paired_tables(baseline: str, differences: Differences) -> list[Block]:
-    return [
-        Table([difference_row(one) for one in found], f"{name} against {baseline}, request by request")
-        for name, found in differences.items()
-        if found
-    ]
 
 
 def warnings(summaries: Mapping[str, Summary]) -> list[str]:

@@ -85,7 +85,8 @@ def levels(run: Run, start_s: float, end_s: float) -> Levels:
     started = served & (q.scheduled_s >= 0)
     done = q.status == FINISHED
     arrived, scheduled, finished = (
-        _count_by(at, stamps) for stamps in (q.arrival_s[served], q.scheduled_s[started], q.finished_s[done])
+        np.searchsorted(np.sort(stamps_s), at, side="right").astype(np.float64)
+        for stamps_s in (q.arrival_s[served], q.scheduled_s[started], q.finished_s[done])
     )
     kv = _kv_shares(run, at)
     return Levels(at, arrived - scheduled, scheduled - finished, kv.mean(axis=0), kv.max(axis=0))
@@ -110,10 +111,6 @@ def rates(run: Run, start_s: float, end_s: float) -> Rates:
 def _served(run: Run) -> NDArray[np.bool_]:
     status = run.cluster.requests.status
     return ~np.isin(status, (NOT_ARRIVED, REJECTED, SHED, ABANDONED))
-
-
-def _count_by(at: Floats, stamps_s: Floats) -> Floats:
-    return np.searchsorted(np.sort(stamps_s), at, side="right").astype(np.float64)
 
 
 def _kv_shares(run: Run, at: Floats) -> Floats:

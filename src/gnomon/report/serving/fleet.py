@@ -113,7 +113,8 @@ def day_tables(run: Run) -> list[Table]:
     shares = slo_by_class(run, edges)
     rows: list[dict[str, Any]] = []
     for first, last in pairwise(edges):
-        up = seen.counts[_during(seen.time_s, first, last), :, UP].sum(axis=1)
+        at, end = np.searchsorted(seen.time_s, first, side="right") - 1, np.searchsorted(seen.time_s, last)
+        up = seen.counts[max(0, int(at)) : int(end), :, UP].sum(axis=1)
         new = [state for at_s, _, state in record.changes if first <= at_s < last]
         came = int(np.count_nonzero((came_s >= first) & (came_s < last)))
         row: dict[str, Any] = {"from": units.seconds(first), "requests/s": f"{came / (last - first):.3g}",
@@ -131,11 +132,6 @@ def day_tables(run: Run) -> list[Table]:
     ]  # fmt: skip
     caption = f"SLO: of requests that came within {units.seconds(AFTER_S)}."
     return [Table(rows, "Over the day", worst), *([Table(failures, "What failures cost", caption)] if failures else [])]
-
-
-def _during(time_s: Floats, first: float, last: float) -> slice:
-    """The stamps that hold between two moments."""
-    return slice(max(0, int(np.searchsorted(time_s, first, side="right")) - 1), int(np.searchsorted(time_s, last)))
 
 
 def _percent(share: float) -> str:

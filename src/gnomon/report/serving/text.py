@@ -131,6 +131,7 @@ def latency_rows(summary: Summary) -> list[Row]:
 def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[str, str]]:
     t, c, i, use = summary.throughput, summary.requests, summary.iterations, summary.utilization
     offered = f" of {t.offered_requests_per_s:.4g} offered" if t.offered_requests_per_s else ""
+    preempted = f"; {c.preemptions:,} pre-emptions of {c.preempted:,} requests" if c.preemptions else ""
     ended = f"{c.finished:,} of {c.offered:,} finished in {units.seconds(summary.duration_s)}"
     rows = [
         ("requests", ended + _lost(summary)),
@@ -143,7 +144,7 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
         rows.append(("SLO", slo_words(summary)))
     rows += [
         ("GPUs", use_words(use)),
-        ("KV cache", f"{use.kv_mean:.1%} mean, {use.kv_peak:.1%} peak{_preempted(summary)}"),
+        ("KV cache", f"{use.kv_mean:.1%} mean, {use.kv_peak:.1%} peak{preempted}"),
         ("batches", f"{i.count:,}, mean {i.mean_size:.3g} requests, {i.mean_tokens:,.4g} tokens, "
                     f"{units.seconds(i.mean_duration_s)}"),
         ("lengths", f"{summary.prompt_tokens.mean:,.0f} prompt and {summary.output_tokens.mean:,.0f} output tokens in "
@@ -312,8 +313,3 @@ def _lost(summary: Summary) -> str:
     counts = {words: getattr(summary.requests, name) for name, words in said.items()}
     parts = [f"{count:,} {words}" for words, count in counts.items() if count]
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _preempted(summary: Summary) -> str:
-    c = summary.requests
-    return f"; {c.preemptions:,} pre-emptions of {c.preempted:,} requests" if c.preemptions else ""
