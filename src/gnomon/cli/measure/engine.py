@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gnomon.cli.measure.reading import as_words
 from gnomon.cli.options import listed
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
 
@@ -78,17 +79,8 @@ def _run(what: str, model: str, given: dict[str, Any]) -> None:
         from gnomon.measure.engine import __main__ as engine
     except ImportError:
         raise MissingExtraError("The engine", "gpu") from None
-    words = []
-    for name, value in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, tuple):
-            words += [flag, *map(str, value)]
-        elif value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            words += [flag, str(value)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         path.write_text(json.dumps(shape), encoding="utf-8")
-        if engine.main([what, "--model", str(path), *words]) != 0:
+        if engine.main([what, "--model", str(path), *as_words(given)]) != 0:
             raise GnomonError("the engine did not run.", fix="It says why above; it needs an NVIDIA GPU.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gnomon.cli.measure.reading import degrees_of, import_command, readable, shapes_of
+from gnomon.cli.measure.reading import as_words, degrees_of, import_command, readable, shapes_of
 from gnomon.cli.options import listed
 from gnomon.cli.printing import json_option, print_rows
 from gnomon.cli.progress import progress
@@ -196,13 +196,10 @@ def collectives(
                           fix="Add --ray ADDRESS, or --dry-run for the torchrun commands.")  # fmt: skip
     degrees_of(workers, "--num-gpus")
     main, _ = _profiler()
-    words = ["collectives", "--nodes", str(nodes), *(["--ray", ray] if ray else []), *["--dry-run"][: int(dry_run)]]
-    words += ["--workers", workers, "--max-bytes", str(max_bytes), "--device-name", device]
-    words += ["--out", str(out)]
+    words = as_words({"nodes": nodes, "ray": ray, "dry_run": dry_run, "workers": workers, "max_bytes": max_bytes,
+                      "device_name": device, "out": out, "backend": backend, "node": node})  # fmt: skip
     words += [word for name in wanted for word in ("--collective", name)]
-    words += ["--backend", backend] if backend else []
-    words += ["--node", node] if node else []
-    raise SystemExit(main.main(words))
+    raise SystemExit(main.main(["collectives", *words]))
 
 
 @command.command()

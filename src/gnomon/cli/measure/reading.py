@@ -35,6 +35,20 @@ def readable(path: Path, fix: str) -> Iterator[None]:
         ) from None
 
 
+def as_words(given: dict[str, Any]) -> list[str]:
+    """Options as the command line of a program that stands alone has them."""
+    words: list[str] = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            words += [flag, *map(str, value)]
+        elif value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
+
+
 def degrees_of(text: str, where: str = "--tensor-parallel") -> list[int]:
     """Degrees of tensor parallelism, or numbers of GPUs, by commas."""
     try:

@@ -129,8 +129,8 @@ def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
 def latency_plots(page: Page, raw: Raw, scenario: Scenario) -> Line:
     """The distributions of the latencies, of this result and of the pinned ones."""
     result = simulated(scenario)
-    pinned = _pinned(page, raw)
-    runs = {_name_of_now(page, raw) if pinned else "": result}
+    now, pinned = _pinned(page, raw)
+    runs = {now if pinned else "": result}
     runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
     drawings = Comparison(runs).drawings
     colours = [one for one, name in zip(pin_colours(raw["pins"]), ("", *pinned), strict=True)
@@ -164,31 +164,26 @@ def judged_texts(scenario: Scenario, question: Question) -> Line:
         return {"texts": known_texts(scenario)}
 
 
-def _name_of_now(page: Page, raw: Raw) -> str:
-    return next(iter(_states(page, raw)))
-
-
-def _states(page: Page, raw: Raw) -> dict[str, Raw]:
-    """The present state and the pinned ones by name; what is not shown tells none apart."""
-    return dict(pinned_states([one for one in page.controls if not one.is_hidden], raw["pins"], raw))
-
-
-def _pinned(page: Page, raw: Raw) -> dict[str, Simulation | GnomonError]:
-    """The pinned results by name, or why there is none."""
-    _, *others = _states(page, raw).items()
+def _pinned(page: Page, raw: Raw) -> tuple[str, dict[str, Simulation | GnomonError]]:
+    """The name of the present state beside the pinned ones, and their results by name, or why there is none."""
+    controls = [one for one in page.controls if not one.is_hidden]  # What is not shown tells none apart.
+    (now, _), *others = pinned_states(controls, raw["pins"], raw).items()
     found: dict[str, Simulation | GnomonError] = {}
     for name, state in others:
         try:
             found[name] = simulated(to_scenario(page.read(state)))
         except GnomonError as error:
             found[name] = error
-    return found
+    return now, found
 
 
-def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]) -> str:
+def _comparison(page: Page, raw: Raw, now: Simulation) -> str:
+    name_of_now, pinned = _pinned(page, raw)
+    if not pinned:
+        return ""
     first, *others = pin_colours(raw["pins"])
     figures = comparison_row(now.summary)
-    rows: list[dict[str, Any]] = [{"result": _entry(_name_of_now(page, raw), first), **figures}]
+    rows: list[dict[str, Any]] = [{"result": _entry(name_of_now, first), **figures}]
     for (name, one), colour, index in zip(pinned.items(), others, pinned_queries(raw["pins"]), strict=True):
         found = comparison_row(one.summary) if isinstance(one, Simulation) else {"TTFT mean": str(one)}
         entry = _entry(name, colour, page.link(**{**raw, "pins": without_pin(raw["pins"], index)}))
@@ -322,8 +317,8 @@ def answer_lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) 
         plots = latency_plots(page, raw, scenario)
     yield {"plots": plots}
     with question.turn():
-        result, pinned = simulated(scenario), _pinned(page, raw)
-        compared = {"comparison": _comparison(page, raw, result, pinned) if pinned else ""}
+        result = simulated(scenario)
+        compared = {"comparison": _comparison(page, raw, result)}
         line = {"texts": (known_texts(scenario) or texts(result, None)) | compared}
         plots = {name: result.drawings[name] for name in OVER_TIME}
     yield {**line, "plots": plots}
