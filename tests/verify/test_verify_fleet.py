@@ -93,3 +93,19 @@ def test_what_migration_saves_is_relative_to_none(monkeypatch: pytest.MonkeyPatc
     loss, first = fleet.migration()
     assert loss.simulated == pytest.approx((0.8,) * 3) and first.simulated == (6.0,)
     assert not loss.is_reproduced and first.is_reproduced
+
+
+def test_what_sending_by_prefix_gains_is_relative_to_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the four loads round robin takes 2, 4, 8 and 16 times as long; in P99 half of that."""
+    asked: list[tuple[str, float | None]] = []
+
+    def documents(router: str, rate: float | None) -> tuple[float, float, float]:
+        asked.append((router, rate))
+        times = 1.0 if rate is None or router == "prefix_aware" else 2.0 ** (len(asked) // 2)
+        return times, times / 2 if times > 1 else times, 2.0
+
+    monkeypatch.setattr(fleet, "_documents", documents)
+    mean, p99 = fleet.prefixes()
+    assert [rate for router, rate in asked if router == "prefix_aware"] == [2.0 * load for load in fleet.OF_CAPACITY]
+    assert mean.simulated == (2.0, 4.0, 8.0, 16.0) and p99.simulated == (1.0, 2.0, 4.0, 8.0)
+    assert mean.is_reproduced and not p99.is_reproduced

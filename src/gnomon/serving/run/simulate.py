@@ -290,8 +290,8 @@ def _measured(
         "fleet": None, "num_replicas": size, "pools": tuple(pools), "time_limit_s": None,
         "admission": AdmissionConfig(),
     }  # fmt: skip
-    others = {"trace", "arrivals", "rate", "num_requests", "warmup_requests"}
-    given = scenario.workload.model_dump(exclude=others, exclude_none=True)
+    left_out = {"trace", "arrivals", "rate", "num_requests", "warmup_requests"}
+    given = scenario.workload.model_dump(exclude=left_out, exclude_none=True)
     trace = scenario.workload.trace
     if trace is not None and given["lengths"]["distribution"] == "trace":  # Of its requests again and again.
         given["lengths"] = {"distribution": "empirical", "file": trace.file, "format": trace.format}
