@@ -109,6 +109,14 @@ def facts(**changes: Any) -> dict[str, Any]:
     return plain | changes
 
 
+def test_sglang_fuses_all_reduces_on_hopper_since_2026_and_triton_needs_no_slowing() -> None:
+    hopper = {"engine": "sglang", "device": "h200"}
+    assert launch_of(facts(**hopper, date="2026-03-25")).all_reduce == "flashinfer"
+    assert launch_of(facts(**hopper, date="2025-11-10")).all_reduce == ""
+    assert launch_of(facts(model="gpt-oss-120b", precision="fp4", device="h200")).expert_speed == 1.0
+    assert launch_of(facts(model="gpt-oss-120b", precision="fp4", device="b200")).expert_speed == 0.7
+
+
 def test_later_rules_override_earlier_ones_and_formulas_are_computed() -> None:
     old, new = launch_of(facts(date="2025-11-01")), launch_of(facts())
     assert old.max_batch_tokens == (64 + 1024 + 127) // 64 * 64 == 1152
