@@ -10,6 +10,7 @@ from gnomon.pipeline.zoo.plan import pipeline_schedule
 from gnomon.posttrain.policies import scheduling_policy
 from gnomon.serving.admission import admission
 from gnomon.serving.autoscaling.controllers import View, controller
+from gnomon.serving.autoscaling.migrations import migration
 from gnomon.serving.deciders import decider
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (
@@ -38,7 +39,6 @@ from gnomon.serving.engine.batch_operations import (
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import place_together
 from gnomon.serving.engine.state import NONE, Replica
-from gnomon.serving.migrations import migration
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.routers import router
 from gnomon.timing.sources import timing_source

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling.migrations import MIGRATIONS, Guest, Host, View, migration
+from gnomon.serving.autoscaling.migrations.llumnix import freeness
 from gnomon.serving.autoscaling.moving import Mover
-from gnomon.serving.migrations import MIGRATIONS, Guest, Host, View, migration
-from gnomon.serving.migrations.llumnix import freeness
 from gnomon.serving.run.simulate import Run
 from serving_kit import check_invariants, requests_of, run, scenario
 

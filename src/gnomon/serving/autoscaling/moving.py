@@ -12,12 +12,12 @@ import numpy as np
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import asked, is_own, place_of
 from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.migrations import MIGRATIONS, Guest, Host, View
 from gnomon.serving.autoscaling.replicas import DRAINING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.state import IN_FLIGHT, PRIORITY
 from gnomon.serving.features.migration import send_away
 from gnomon.serving.features.transfers import LATENCY_S, PREFILLS_AGAIN
-from gnomon.serving.migrations import MIGRATIONS, Guest, Host, View
 from gnomon.serving.scenario.autoscaling import MigrationConfig
 
 

@@ -110,7 +110,7 @@ class MigrationConfig(Choice):
     """Requests that go to another replica of their pool while they decode."""
 
     name: str = "llumnix"
-    """{gnomon.serving.migrations.MIGRATIONS}, or your own."""
+    """{gnomon.serving.autoscaling.migrations.MIGRATIONS}, or your own."""
     file: str | None = None
     """Python file that registers your own migration policy."""
     options: dict[str, float] = Field(default_factory=dict)

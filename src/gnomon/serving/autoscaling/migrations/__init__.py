@@ -79,7 +79,7 @@ class MigrationSpec:
 MIGRATIONS: Registry[MigrationSpec] = Registry(
     "migration policy",
     MigrationSpec,
-    built_in={"llumnix": "gnomon.serving.migrations.llumnix"},
+    built_in={"llumnix": "gnomon.serving.autoscaling.migrations.llumnix"},
     where="fleet.migration.name",
 )
 

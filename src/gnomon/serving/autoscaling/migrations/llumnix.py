@@ -2,7 +2,7 @@
 
 import math
 
-from gnomon.serving.migrations import Host, View, migration
+from gnomon.serving.autoscaling.migrations import Host, View, migration
 
 
 def freeness(host: Host) -> float:
