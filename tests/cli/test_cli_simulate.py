@@ -268,3 +268,10 @@ def test_help_is_in_sections(cli: Any) -> None:
 )
 def test_suggestions_help(cli: Any, wrong: str, meant: str) -> None:
     assert meant in cli("simulate", wrong, "4", code=2).output
+
+
+def test_an_output_that_a_shell_has_closed_is_no_mistake() -> None:
+    command = f"{sys.executable} -m gnomon.cli.main catalog models"
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert subprocess.run(["sh", "-c", f"{command} nothing >&- 2>&-"], check=False).returncode == 2

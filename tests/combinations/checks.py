@@ -359,5 +359,7 @@ def check_easier(done: Run, other: Run, what: str) -> None:
     after = float((two.finished_s - two.arrival_s)[both].mean())
     rows = done.log.iterations[: done.log.used[0]]
     longest = float((rows.end_s - rows.start_s).max(initial=0.0)) * max(done.cluster.replicas.num_stages)
+    if done.adapters is not None:  # As fewer wait for the same adapter, it is loaded more often.
+        longest += float(done.adapters.load_s.max())
     require(after <= SLACK * before + 3 * longest or math.isclose(after, before), "worse",
             f"{what}: {after:.4g} s in the mean instead of {before:.4g}")  # fmt: skip

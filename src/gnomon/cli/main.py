@@ -1,6 +1,7 @@
 """The `gnomon` command: a table of verbs, each imported only when it is called."""
 
 import gc
+import os
 import sys
 
 import click
@@ -75,6 +76,9 @@ def gnomon() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's mistake is one paragraph and exit code 2."""
+    for name in ("stdout", "stderr"):  # None where a shell has closed it: `gnomon ... >&-`.
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     gc.set_threshold(100_000)  # Looking for circles after every 700 objects takes a twentieth of a short command.
     try:
         with alive("working"):

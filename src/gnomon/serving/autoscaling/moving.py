@@ -71,8 +71,6 @@ class Mover:
         return tuple(map(Guest, here.tolist(), tokens.tolist(), priorities.tolist()))
 
     def _checked(self, view: View, answer: Any) -> list[tuple[Guest, int]]:
-        if answer == []:
-            return []
         takers = [host.replica for host in view.hosts if host.takes_requests]
         homes = {guest.request: (guest, host.replica) for host in view.hosts if answer for guest in host.guests}
         try:
