@@ -147,6 +147,7 @@ class Summary:
         return asdict(self)
 
 
+_ENDS = ("finished", "rejected", "shed", "abandoned", "too_long", "unfinished", "not_arrived")
 _SHARES = ("busy", "bubble", "idle", "kv_mean", "kv_peak")
 _ATTAINMENTS = ("attainment", "ttft_attainment", "tpot_attainment", "e2e_attainment")
 
@@ -158,7 +159,7 @@ def check_summary(summary: Summary) -> None:
     warned of instead.
     """
     counts, use, slo = summary.requests, summary.utilization, summary.slo
-    ended = sum(value for name, value in vars(counts).items() if name not in ("offered", "preempted", "preemptions"))
+    ended = sum(getattr(counts, name) for name in _ENDS)
     assert ended == counts.offered, f"{ended} requests of {counts.offered}"
     shares = [
         (name, getattr(one, name)) for one in (use, *(r.utilization for r in summary.replicas)) for name in _SHARES
