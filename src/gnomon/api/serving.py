@@ -189,11 +189,13 @@ class Simulation(Result):
 
     def explained(self) -> Simulation:
         """This simulation with accounts of every request's time: simulated again unless they were kept."""
+        return self if self.run.cluster.breakdown.size else replace(self, run=self._again(explained=True))
+
+    def _again(self, **kept: Any) -> Run:
+        """The run once more, with what is `kept` of it beside the usual."""
         from gnomon.serving.run.simulate import run
 
-        if self.run.cluster.breakdown.size:
-            return self
-        return replace(self, run=run(self.scenario, requests=self.given_requests, explained=True))
+        return run(self.scenario, requests=self.given_requests, **kept)
 
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
@@ -207,43 +209,28 @@ class Simulation(Result):
         `extras`: "csv" (tables as CSV too), "events" (every request's events as JSON), "operators" (operator times).
         """
         from gnomon.report.serving.files import EXTRAS, write_run
+        from gnomon.report.serving.trace import MOST_CHUNKS
 
         for extra in extras:
             if extra not in EXTRAS:
                 raise UnknownNameError("extra", extra, EXTRAS)
-        run = self._eventful_run() if "events" in extras else self._explained_run()
+        # Why requests were slow is part of a report; for a large run only if it is known already.
+        is_small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
+        if "events" in extras:
+            run = self._again(keep_chunks=MOST_CHUNKS, explained=is_small or self.run.cluster.breakdown.size > 0)
+        else:
+            run = self.explained().run if is_small else self.run
         return write_run(run, self.summary, folder, extras, self.headroom, self.intervals)
 
     def export(self, name: str, folder: str | Path) -> list[Path]:
         """Write the run in another tool's format (llmd-report, inference-perf, aiperf, vllm-bench, guidellm, vidur), as
         the files that the tool itself writes."""
         from gnomon.core.files import write_text
-        from gnomon.report.serving.exports import NEEDS_MEMBERS, exported
+        from gnomon.report.serving.exports import NEEDS_MEMBERS, exported, num_members
 
-        run = self._run_with_members() if name in NEEDS_MEMBERS else self.run
+        is_whole = name not in NEEDS_MEMBERS
+        run = self.run if is_whole else self._again(keep_members=num_members(self.run), explained=True)
         return [write_text(Path(folder) / file, text) for file, text in exported(run, self.summary, name).items()]
-
-    def _run_with_members(self) -> Run:
-        """The run once more, with who was in which batch and where every request's time went."""
-        from gnomon.report.serving.exports import num_members
-        from gnomon.serving.run.simulate import run
-
-        room = num_members(self.run)
-        return run(self.scenario, requests=self.given_requests, keep_members=room, explained=True)
-
-    def _eventful_run(self) -> Run:
-        """The run once more, with the parts that prompts were computed in."""
-        from gnomon.report.serving.trace import MOST_CHUNKS
-        from gnomon.serving.run.simulate import run
-
-        is_small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
-        kept = {"keep_chunks": MOST_CHUNKS, "explained": is_small or self.run.cluster.breakdown.size > 0}
-        return run(self.scenario, requests=self.given_requests, **kept)
-
-    def _explained_run(self) -> Run:
-        """The run with accounts of every request's time, for the report; a large one only if they were kept."""
-        small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
-        return self.explained().run if small else self.run
 
 
 def serve(

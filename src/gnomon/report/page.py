@@ -29,11 +29,11 @@ def write_page(
         "@LINKS@": f"<nav aria-label=Files>{named}</nav>" if named else "",
         "@BODY@": html_of(boxed(blocks)) + (folded if scenario else ""),
         "@VERSION@": __version__,
-        "@LOOK@": look_css(),
-        "@SCRIPT@": tools_js() + _file("page.js"),
+        "@LOOK@": shared("look.css"),
+        "@SCRIPT@": shared("tools.js") + shared("page.js"),
         "@DATA@": json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    text = _file("page.html")
+    text = shared("page.html")
     for mark, content in parts.items():
         text = text.replace(mark, content)
     # Only its JavaScript is needed: plotly itself is not imported.
@@ -133,15 +133,6 @@ def _command(name: str, text: str) -> str:
     return f"<div class=copy-box>{head}<pre id={id} tabindex=0>{escape(text)}</pre></div>"
 
 
-def look_css() -> str:
-    """The style sheet of all pages: colours for light and dark, boxes, tables, plots."""
-    return _file("look.css")
-
-
-def tools_js() -> str:
-    """What every page can do: copy a text, save a plot."""
-    return _file("tools.js")
-
-
-def _file(name: str) -> str:
+def shared(name: str) -> str:
+    """What pages have in common: look.css (colours for light and dark, boxes), tools.js (copy a text, save a plot)."""
     return resources.files("gnomon.report").joinpath(name).read_text(encoding="utf-8")

@@ -187,8 +187,7 @@ def evaluate(task: Task) -> Record:
     if search.objective == "cost":
         return _counted_out(task, bound)
     requests, cost = sequence(search, scenario), price(scenario)
-    ranks = _ranks(scenario)
-    prober = Prober(scenario, requests, search.slo)
+    prober, ranks = Prober(scenario, requests, search.slo), scenario.num_ranks
     if task.beat is not None:
         needed = rate_for(search.objective, task.beat, cost)
         reason = _out_of_reach(prober, needed, bound, search, ranks)
@@ -211,7 +210,7 @@ def pilot(task: Task) -> Estimate:
     """The capacity within some 10 %, from the shortest runs."""
     scenario = scenario_of(task.search, task.candidate)
     prober = Prober(scenario, sequence(task.search, scenario), task.search.slo)
-    count = min(task.search.effort.min_requests * _ranks(scenario), len(prober.requests))
+    count = min(task.search.effort.min_requests * scenario.num_ranks, len(prober.requests))
     bound = _bound(task.search, scenario, prober.requests) if task.bound is None else task.bound
     low, _ = coarse_bracket(prober, bound, count)
     return Estimate(low, prober.runs, prober.simulated)
@@ -227,14 +226,9 @@ def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) ->
     return Estimate(low, prober.runs, prober.simulated)
 
 
-def _ranks(scenario: Scenario) -> int:
-    """Schedulers of the deployment: run lengths grow with them."""
-    return sum(pool.num_ranks for pool in scenario.all_pools())
-
-
 def sequence(search: SearchConfig, scenario: Scenario) -> Requests:
     """As many requests as the longest run of this scenario may need."""
-    count = search.effort.max_requests * _ranks(scenario)
+    count = search.effort.max_requests * scenario.num_ranks
     return _generated(search.workload.model_copy(update=_counted(search.workload, count)), search.seed)
 
 

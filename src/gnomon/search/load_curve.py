@@ -124,7 +124,7 @@ def headroom(scenario: Scenario, requests: Requests) -> Headroom:
         return _unknown("of a fleet whose replicas change there is none: see its hours")
     if requests.shape is None:
         return _unknown("these arrivals have no rate to raise: gnomon capacity finds the users at once")
-    ranks = sum(pool.num_ranks for pool in scenario.all_pools())
+    ranks = scenario.num_ranks
     count = min(len(requests), REQUESTS_PER_RANK * ranks, MAX_REQUESTS)
     load = scenario.workload.rate or len(requests) / max(float(requests.arrival_s[-1] - requests.arrival_s[0]), 1e-9)
     is_drawn = scenario.workload.trace is None and len(requests) == scenario.workload.num_requests

@@ -193,24 +193,22 @@ def _check_names(search: SearchConfig) -> None:
         if node is not None:
             catalog.node(node)
     own_files = any(key.endswith(".file") for key in search.settings)
-    for policy in (scheduler_of(search, batching)[1] for batching in search.space.batching):
-        if policy not in POLICIES and not own_files:
-            raise UnknownNameError("batching policy", policy, POLICIES, where="space.batching")
-    for router in search.space.router:
-        if router not in ROUTERS and not own_files:
-            raise UnknownNameError("router", router, ROUTERS, where="space.router")
+    apart = search.space.disaggregated
+    asked = (
+        ("batching policy", [scheduler_of(search, one)[1] for one in search.space.batching], POLICIES, "batching"),
+        ("router", search.space.router, ROUTERS, "router"),
+        ("decider", apart.decider if apart is not None else (), DECIDERS, "disaggregated.decider"),
+    )
+    for kind, names, known, where in asked:
+        for name in names if not own_files else ():
+            if name not in known:
+                raise UnknownNameError(kind, name, known, where=f"space.{where}")
     for layout in search.space.layouts:
         for pool in pools_of(layout):
             catalog.device(pool.get("device", search.space.device[0]))
-    for decider in search.space.disaggregated.decider if search.space.disaggregated is not None else ():
-        if decider not in DECIDERS and not own_files:
-            raise UnknownNameError("decider", decider, DECIDERS, where="space.disaggregated.decider")
-    if (search.space.disaggregated is not None or search.space.layouts) and search.objective == "cost":
-        raise ConfigError(
-            "the objective cost counts copies of one kind of replica.",
-            where="space.disaggregated" if search.space.disaggregated is not None else "space.layouts",
-            fix="Choose another objective, or leave it out.",
-        )
+    if (apart is not None or search.space.layouts) and search.objective == "cost":
+        where, fix = "disaggregated" if apart is not None else "layouts", "Choose another objective, or leave it out."
+        raise ConfigError("the objective cost counts copies of one kind of replica.", where=f"space.{where}", fix=fix)
     for setting, own in _IN_THE_SPACE.items():
         if setting in search.settings or _nested(search.settings, setting) is not None:
             raise ConfigError(f"{setting} has a key of its own in a search.", where="settings", fix=f"Set {own}.")

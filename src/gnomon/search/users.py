@@ -81,8 +81,7 @@ def _open(scenario: Scenario) -> WorkloadConfig:
     given = scenario.workload
     if given.trace is not None:
         return given
-    ranks = sum(pool.num_ranks for pool in scenario.all_pools())
-    more: dict[str, Any] = {"num_requests": min(REQUESTS_PER_RANK * ranks, MAX_REQUESTS)}
+    more: dict[str, Any] = {"num_requests": min(REQUESTS_PER_RANK * scenario.num_ranks, MAX_REQUESTS)}
     if generate(given.model_copy(update={"num_requests": 2}), scenario.seed).shape is None:
         more |= {"arrivals": None, "rate": 1.0}
     return WorkloadConfig.model_validate(given.model_dump(exclude_unset=True) | more)

@@ -10,7 +10,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from gnomon import __version__
 from gnomon.core.errors import ConfigError
-from gnomon.report.page import look_css, tools_js
+from gnomon.report.page import shared
 from gnomon.ui.controls import state_of
 from gnomon.ui.pages import all_pages
 from gnomon.ui.run_folders import ONLY_OURS, register_files
@@ -28,8 +28,8 @@ _THEME = "try{document.documentElement.style.colorScheme=localStorage.getItem('g
 
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
-<head>{{%metas%}}<script>{_THEME}</script><style>{look_css()}</style>
-<script>{tools_js()}</script>
+<head>{{%metas%}}<script>{_THEME}</script><style>{shared("look.css")}</style>
+<script>{shared("tools.js")}</script>
 <title>{{%title%}}</title><link rel="icon" href="{_ICON}">{{%css%}}</head>
 <body>{{%app_entry%}}<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer></body>
 </html>"""

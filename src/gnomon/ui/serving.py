@@ -99,8 +99,7 @@ def capacity(scenario: Scenario, question: Question) -> float:
 def _requests(scenario: Scenario) -> Requests:
     """As many of the scenario's requests as a run of the curve has."""
     requests = requests_of(scenario.workload, scenario.seed)
-    ranks = sum(pool.num_ranks for pool in scenario.all_pools())
-    count = min(len(requests), REQUESTS_PER_RANK * ranks, MAX_REQUESTS)
+    count = min(len(requests), REQUESTS_PER_RANK * scenario.num_ranks, MAX_REQUESTS)
     return requests if count == len(requests) else requests.take(np.arange(count))
 
 

@@ -16,6 +16,7 @@ from gnomon.report.serving.trace import frame_of
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.latency_breakdown import NAMES, accounts
+from gnomon.serving.results.percentiles import weighted_quantiles
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 
@@ -151,12 +152,10 @@ def _spread(values: Floats, counts: Any = None) -> dict[str, float] | None:
     weights = np.ones(values.size) if counts is None else counts
     mean = float(np.average(values, weights=weights))
     found = {"mean": mean, "stddev": float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))}
-    order = np.argsort(values)
     if counts is None:
         at = np.percentile(values, _PERCENTILES)
     else:
-        ranks = np.cumsum(counts[order])
-        at = values[order][np.searchsorted(ranks, np.array(_PERCENTILES) / 100 * ranks[-1])]
+        at = weighted_quantiles(values, counts, np.array(_PERCENTILES) / 100)
     found |= {f"p{percentile:g}": float(value) for percentile, value in zip(_PERCENTILES, at, strict=True)}
     return found | {"min": float(values.min()), "max": float(values.max())}
 

@@ -17,6 +17,7 @@ from gnomon.report.serving.fleet import fleet_drawers
 from gnomon.search.load_curve import Headroom, LoadCurve
 from gnomon.serving.engine.state import ABANDONED, FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.percentiles import weighted_quantiles
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 from gnomon.workload.slo import SloConfig
@@ -45,10 +46,7 @@ def distribution(values: Floats, counts: Ints | None = None) -> Curve:
         return Curve(np.empty(0), np.empty(0))
     if counts is None:
         return Curve(np.quantile(values, _SHARES), _SHARES)
-    order = np.argsort(values)
-    accumulated = np.cumsum(counts[known][order])
-    ranks = np.minimum(np.ceil(_SHARES * accumulated[-1]), accumulated[-1])
-    return Curve(values[order[np.searchsorted(accumulated, ranks)]], _SHARES)
+    return Curve(weighted_quantiles(values, counts[known], _SHARES), _SHARES)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.operators import operator_frame, operators_over_time
 from gnomon.report.serving.page import write_report
 from gnomon.report.serving.text import summary_blocks
-from gnomon.report.serving.trace import write_trace
+from gnomon.report.serving.trace import write_events, write_trace
 from gnomon.search.load_curve import Headroom
 from gnomon.serving.engine.state import (
     ABANDONED,
@@ -163,33 +163,25 @@ def write_run(
     intervals: Intervals | None = None,
 ) -> Path:
     """Write everything about a run into `folder`, made if missing; a run that was there before is replaced whole."""
-    with folder_written_whole(folder, FILES) as temporary:
-        _write_files(run, summary, temporary, extras, room, intervals or {})
-    return Path(folder)
-
-
-def _write_files(
-    run: Run, summary: Summary, folder: Path, extras: tuple[str, ...], room: Headroom | None, intervals: Intervals
-) -> None:
-    from gnomon.report.serving.trace import write_events
-
-    requests, iterations = request_frame(run), iteration_frame(run)
-    save(spelled_out(run.scenario), folder / "scenario.yaml")
-    write_text(folder / "summary.json", json.dumps(summary.to_dict() | {"intervals": as_data(intervals)}, indent=1))
-    frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
+    intervals = intervals or {}
+    frames = {"requests": request_frame(run), "iterations": iteration_frame(run)}
     if "operators" in extras:
         frames |= {"operators": operator_frame(run), "operators_over_time": operators_over_time(run)}
     if run.fleet is not None:
         frames["fleet"] = fleet_frame(run)
-    for name, frame in frames.items():
-        write_frame(folder / f"{name}.parquet", frame)
-        if "csv" in extras:
-            write_frame(folder / f"{name}.csv", frame)
-    if "events" in extras:
-        write_events(run, folder / "events.json")
-    write_trace(run, folder / "trace.json.gz")
-    files = [name for name in FILES if (folder / name).is_file()]
-    write_report(run, summary, folder / "report.html", room, files, intervals)
+    with folder_written_whole(folder, FILES) as made:
+        save(spelled_out(run.scenario), made / "scenario.yaml")
+        write_text(made / "summary.json", json.dumps(summary.to_dict() | {"intervals": as_data(intervals)}, indent=1))
+        for name, frame in frames.items():
+            write_frame(made / f"{name}.parquet", frame)
+            if "csv" in extras:
+                write_frame(made / f"{name}.csv", frame)
+        if "events" in extras:
+            write_events(run, made / "events.json")
+        write_trace(run, made / "trace.json.gz")
+        files = [name for name in FILES if (made / name).is_file()]
+        write_report(run, summary, made / "report.html", room, files, intervals)
+    return Path(folder)
 
 
 def spelled_out(scenario: Scenario) -> Scenario:

@@ -94,12 +94,11 @@ def policy_words(scenario: Scenario) -> str:
     policies = list(dict.fromkeys(pool.given_batching.policy for pool in pools))
     engine = f"engine {scenario.engine.name}, " if scenario.engine else ""
     words = f"{engine}batching {' and '.join(policies)}"
-    num_ranks = sum(pool.num_ranks for pool in pools)
     if scenario.has_roles:
         moving = scenario.disaggregation
         words += f", prefill routed by {scenario.router.name}, decode by {moving.decode_router.name}"
         return words if moving.decider == DeciderConfig() else f"{words}, disaggregated by {moving.decider.name}"
-    return f"{words}, routed by {scenario.router.name}" if num_ranks > 1 else words
+    return f"{words}, routed by {scenario.router.name}" if scenario.num_ranks > 1 else words
 
 
 def workload_words(scenario: Scenario) -> str:

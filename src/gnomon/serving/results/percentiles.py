@@ -49,13 +49,17 @@ def weighted_percentiles(values: Floats, counts: Ints) -> Percentiles:
     """Percentiles where `values[i]` stands for `counts[i]` equal ones: the smallest value that reaches the share."""
     if not values.size:
         return Percentiles()
+    found = weighted_quantiles(values, counts, np.array(list(LEVELS.values())) / 100).tolist()
+    mean = float(np.dot(values, counts) / counts.sum())
+    return Percentiles(mean=mean, max=float(values.max()), **dict(zip(LEVELS, found, strict=True)))
+
+
+def weighted_quantiles(values: Floats, counts: Ints, shares: Floats) -> Floats:
+    """The smallest values that reach these shares (0 to 1) of all, where `values[i]` stands for `counts[i]` of them."""
     order = np.argsort(values)
     accumulated = np.cumsum(counts[order])
-    total = accumulated[-1]
-    ranks = np.ceil(np.array(list(LEVELS.values())) / 100 * total)
-    found = values[order[np.searchsorted(accumulated, ranks)]].tolist()
-    mean = float(np.dot(values, counts) / total)
-    return Percentiles(mean=mean, max=float(values[order[-1]]), **dict(zip(LEVELS, found, strict=True)))
+    ranks = np.minimum(np.ceil(shares * accumulated[-1]), accumulated[-1])
+    return values[order[np.searchsorted(accumulated, ranks)]]
 
 
 def mean_with_margin(values: NDArray[np.floating]) -> tuple[float, float | None]:

@@ -133,6 +133,11 @@ class Scenario(Config):
         """Whether it asks for one of `gnomon.serving.features` but the front end."""
         return bool(self.fleet or self.has_roles or self.kv_tiers.is_used or self.tool_cache.is_used)
 
+    @property
+    def num_ranks(self) -> int:
+        """Schedulers of all pools: replicas, or their data-parallel ranks."""
+        return sum(pool.num_ranks for pool in self.all_pools())
+
     def all_pools(self) -> list[Pool]:
         """Every pool with all its sections; one where the scenario has equal replicas only."""
         return [
