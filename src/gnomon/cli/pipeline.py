@@ -43,7 +43,6 @@ STEP = (
 
 
 def _step_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The step that the options describe."""
     step = {name: value for name in STEP if (value := given[name]) is not None}
     if given["model"]:
         stages = given["stages"] or 4

@@ -176,7 +176,6 @@ class _Column:
         return [self.padded(part) for part in parts or [""]]
 
     def padded(self, text: str) -> str:
-        """A text as wide as the column."""
         space = " " * (self.width - _width(text))
         return text + space if self.is_left else space + text
 

@@ -139,7 +139,6 @@ def plots(drawers: Mapping[str, Callable[[], Figure]], size: Literal["", "short"
 
 
 def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
-    """Every plot, also those of sections."""
     for block in blocks:
         if isinstance(block, Plot):
             yield block

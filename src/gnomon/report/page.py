@@ -125,7 +125,6 @@ def _cell(value: Any) -> str:
 
 
 def _command(name: str, text: str) -> str:
-    """Text with a button that copies it."""
     id = f"copy-{''.join(letter if letter.isalnum() else '-' for letter in name.lower())}"
     label = escape(f"Copy {name}")
     button = f'<button type=button class="button copy" id={id}-copy data-copy={id} aria-label="{label}">Copy</button>'

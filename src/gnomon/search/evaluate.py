@@ -283,7 +283,6 @@ def _measured(
 
 
 def _finite(excess: float | None) -> float | None:
-    """JSON has no infinity."""
     return None if excess is None or math.isinf(excess) else excess
 
 

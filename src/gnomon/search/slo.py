@@ -50,7 +50,6 @@ def rate_for(objective: Objective, worth: float, price: Price) -> float:
 
 
 def shown(objective: Objective, worth: float) -> float:
-    """The score as people read it."""
     return -worth if objective == "cost" else worth
 
 
@@ -96,7 +95,6 @@ class Verdict:
 
     @property
     def miss(self) -> str:
-        """By how much it misses, in words."""
         if np.isfinite(self.excess):
             return f"{latency_name(self.worst)} is {self.excess:.3g} times its limit"
         return f"{self.unserved:.1%} of the requests are refused" if self.unserved else self.worst

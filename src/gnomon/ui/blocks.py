@@ -16,13 +16,12 @@ WITH_TOOLS = {"displaylogo": False, "displayModeBar": "hover", "responsive": Tru
               "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendDataToCloud", "sendChartToCloud"]}  # fmt: skip
 
 
-def graph(id: str, height: int = 300, *, label: str = "", tools: bool = False, figure: Any = None) -> Component:
+def graph(id: str, height: int = 300, *, label: str = "", figure: Any = None) -> Component:
     """A plot of fixed height, so that nothing moves when it is drawn; `label` is read out by screen readers."""
     drawn = figure if figure is not None else blank(height)
-    config = WITH_TOOLS if tools else QUIET
-    plot = dcc.Graph(id=id, figure=drawn, config=config, style={"height": f"{height}px"}, responsive=True)
-    role = "group" if tools else "img"  # An image has nothing in it that could be pressed.
-    return html.Div(plot, className="plot", style={"height": f"{height}px"}, role=role, **{"aria-label": label or id})
+    size = {"height": f"{height}px"}
+    plot = dcc.Graph(id=id, figure=drawn, config=QUIET, style=size, responsive=True)
+    return html.Div(plot, className="plot", style=size, role="img", **{"aria-label": label or id})
 
 
 def blank(height: int = 300, words: str = "") -> dict[str, Any]:
@@ -35,9 +34,8 @@ def blank(height: int = 300, words: str = "") -> dict[str, Any]:
     return {"data": [], "layout": layout}
 
 
-def section(title: str, *children: Any, id: str | None = None) -> Component:
-    named = {"id": id} if id else {}
-    return html.Section([html.H2(title), *children] if title else list(children), **named)
+def section(title: str, *children: Any) -> Component:
+    return html.Section([html.H2(title), *children] if title else list(children))
 
 
 def plots(*graphs: Component, together: bool = False) -> Component:

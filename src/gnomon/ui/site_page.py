@@ -67,7 +67,6 @@ class Page:
         return {one.name: Output(self.id(one.name), "value", allow_duplicate=True) for one in self.controls}
 
     def slot(self, name: str, style: str = "", **more: Any) -> Component:
-        """A place for what a callback gives."""
         return html.Div(id=self.id(name), className=style or None, **more)
 
     def copies(self) -> Component:

@@ -215,7 +215,6 @@ def _is_near(text: str) -> bool:
 
 
 def read_scenario(name: str, data: bytes) -> Scenario:
-    """A scenario file, read as YAML data."""
     with passing_file(data) as path:
         try:
             with suppress(DataError):  # `load` says the line.

@@ -59,7 +59,6 @@ LINES = {"solid": "-", "dash": "--"}
 
 
 def write_step(result: Any, folder: Path, **look: Any) -> None:
-    """Write step.html, step.perfetto.json and step.png."""
     step: StepRecord = result.step
     result.write_page(folder / "step.html", step_text(result, **look))
     write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)

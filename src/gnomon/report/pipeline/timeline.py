@@ -62,7 +62,6 @@ class Timeline:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds there are, in the order of the legend."""
         present = {bar.kind for bar in self.bars}
         return [kind for kind in COLOURS if kind in present]
 

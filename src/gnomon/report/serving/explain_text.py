@@ -263,7 +263,6 @@ def _neighbour(one: Neighbour) -> str:
 
 
 def request_rows(accounts: Accounts, request_id: int) -> list[Row]:
-    """Every part of one request, to the nanosecond."""
     row = accounts.row(request_id)
     parts = accounts.parts_ns[row]
     typical = accounts.parts_s("e2e").mean(axis=0)

@@ -76,5 +76,4 @@ def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block
 
 
 def as_data(found: Intervals) -> dict[str, Any]:
-    """As in summary.json."""
     return {name: {"value": one.value, "low": one.low, "high": one.high} for name, one in found.items()}

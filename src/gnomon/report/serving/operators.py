@@ -76,7 +76,6 @@ def _timers(run: Run) -> list[tuple[int, Timer]]:
 
 
 def _operators(run: Run, number: int, timer: Timer, iterations: Any) -> list[dict[str, Any]]:
-    """The operators of the mean iterations of a pool."""
     rows = []
     for mean in mean_iterations(iterations):
         same = {

@@ -36,7 +36,6 @@ class Cause:
 
     @property
     def words(self) -> str:
-        """In words."""
         return CAUSES[self.name]
 
 

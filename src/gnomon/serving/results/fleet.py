@@ -78,7 +78,6 @@ class Regret:
 
 
 def regret(one: FleetSummary, slo_met: float | None, oracle: FleetSummary, oracle_slo_met: float | None) -> Regret:
-    """One controller beside the oracle."""
     has_slo = slo_met is not None and oracle_slo_met is not None
     return Regret(
         gpu_hours=one.gpu_hours,

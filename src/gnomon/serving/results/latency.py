@@ -49,12 +49,10 @@ class RequestTimes:
 
     @property
     def scheduling_delay_s(self) -> Floats:
-        """From the arrival to the first batch."""
         return self._since_arrival("scheduled_s", self._reached("scheduled_s"))
 
     @property
     def ttft_s(self) -> Floats:
-        """Time to the first token."""
         return self._since_arrival("first_token_s", self._reached("first_token_s"))
 
     @property
@@ -68,7 +66,6 @@ class RequestTimes:
 
     @property
     def e2e_s(self) -> Floats:
-        """From the arrival to the end."""
         return self._since_arrival("finished_s", self.status == FINISHED)
 
     @property
@@ -80,7 +77,6 @@ class RequestTimes:
 
 
 def request_times(run: Run) -> RequestTimes:
-    """Latencies from the requests' stamps."""
     return RequestTimes(run.cluster.requests)
 
 

@@ -34,7 +34,6 @@ def first_stages(run: Run, pool: int) -> Any:
 
 
 def mean_iterations(rows: Any) -> list[MeanIteration]:
-    """The mean iteration of each sort that occurred."""
     prefill, decodes, decode_kv = rows["prefill_tokens"], rows["decodes"], rows["decode_kv"]
     has_prefill, has_decodes = prefill > 0, decodes > 0
     sorts = {

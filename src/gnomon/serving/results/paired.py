@@ -36,7 +36,6 @@ class Difference:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of the baseline."""
         return self.difference / self.baseline if self.baseline else None
 
     @property

@@ -143,7 +143,6 @@ class Summary:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain data, as in summary.json."""
         return asdict(self)
 
 

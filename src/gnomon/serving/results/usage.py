@@ -54,7 +54,6 @@ class ReplicaUse:
 
 
 def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
-    """Every replica's account."""
     replicas, pool_of = run.cluster.replicas, run.pool_of_replica
     work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
     if (run.cluster.requests.status == ABANDONED).any():  # Replicas may be at work for clients that have left.

@@ -20,7 +20,6 @@ Acceptance = float | tuple[float, ...] | str
 
 
 def acceptance_names() -> list[str]:
-    """The measured curves."""
     return sorted(_curves())
 
 

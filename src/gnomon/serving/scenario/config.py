@@ -59,7 +59,6 @@ class ReplicaConfig(Parallelism):
 
     @property
     def draft_model(self) -> str | None:
-        """The model that drafts for this one, if any."""
         return self.speculative.draft_model if self.speculative else None
 
     @property
@@ -274,7 +273,6 @@ class KvTiersConfig(Config):
 
     @property
     def is_used(self) -> bool:
-        """Whether there is any tier."""
         return any((self.host, self.ssd, self.remote, self.peers))
 
 
@@ -295,5 +293,4 @@ class ToolCacheConfig(Config):
 
     @property
     def is_used(self) -> bool:
-        """Whether it says anything."""
         return self != ToolCacheConfig()

@@ -80,7 +80,6 @@ class When(Config):
     """What drafts tokens, where something does."""
 
     def matches(self, case: Case) -> bool:
-        """Whether a scenario is meant."""
         version = order_of(case.version)
         return (
             (not self.models or any(fnmatch(case.model, pattern) for pattern in self.models))
@@ -127,13 +126,11 @@ class EnginePreset(Config):
 
 
 def engine_names() -> list[str]:
-    """The engines that are built in."""
     return sorted(f.name.removesuffix(".yaml") for f in FOLDER.iterdir() if f.name.endswith(".yaml"))
 
 
 @cache
 def engine(name: str) -> EnginePreset:
-    """One engine by its name."""
     if name not in engine_names():
         raise UnknownNameError("engine", name, engine_names(), where="engine.name")
     return build(EnginePreset, own_yaml(FOLDER / f"{name}.yaml"), where=f"{name}.yaml")

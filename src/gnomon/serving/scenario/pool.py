@@ -59,7 +59,6 @@ class Pool:
 
     @property
     def as_written(self) -> PoolConfig:
-        """It as a section of a scenario."""
         return PoolConfig(
             num_replicas=self.num_replicas, role=self.role, device=self.device_name, node=self.node,
             replica=self.replica, batching=self.given_batching, timing=self.timing,
@@ -67,7 +66,6 @@ class Pool:
 
     @cached_property
     def device(self) -> Device:
-        """The GPU."""
         return catalog.device(self.device_name)
 
     @cached_property
@@ -79,7 +77,6 @@ class Pool:
 
     @property
     def policy(self) -> PolicySpec:
-        """What its batching policy is like."""
         return POLICIES[self.batching.policy]
 
     @property
@@ -94,12 +91,10 @@ class Pool:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all its replicas."""
         return self.num_replicas * self.replica.num_gpus
 
     @cached_property
     def weight_bytes(self) -> float:
-        """Bytes of one replica's weights."""
         per_gpu = catalog.model(self.model).weight_bytes_per_rank(self.replica.parallelism, self.timing.dtype)
         return per_gpu * self.replica.num_gpus
 
@@ -147,7 +142,6 @@ class Pool:
 
     @property
     def max_in_batch(self) -> int:
-        """Requests in one batch."""
         cap = self.batching.max_sequences
         if self.policy.max_sequences_of == "stages":
             return max(1, cap // self.replica.pipeline_parallel)

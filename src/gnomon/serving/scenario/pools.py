@@ -156,7 +156,6 @@ class _Place:
 
     @property
     def context(self) -> timing.Context:
-        """The facts behind the names."""
         device = catalog.device(self.device)
         node = catalog.node(self.node) if self.node else catalog.default_node(device)
         return timing.Context(catalog.model(self.model), device, node, self.parallelism, self.config)

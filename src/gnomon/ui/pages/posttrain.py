@@ -161,7 +161,6 @@ def register(app: Dash) -> None:
 
 
 def _live() -> dict[str, Input]:
-    """The controls of the run that is shown."""
     return {name: one for name, one in PAGE.inputs().items() if name in KEYS}
 
 
@@ -226,7 +225,6 @@ Asked = tuple[Posttrain, tuple[str, ...] | int, bool]
 
 
 def asked(values: dict[str, Any]) -> Asked:
-    """What is compared, and whether with the oracle; or what is planned."""
     if values["question"] == PLAN:
         return config_of(values), int(values["lag"]), False
     if not values["policies"]:
