@@ -506,6 +506,17 @@ def test_users_at_once_and_what_a_million_tokens_costs() -> None:
     assert shown[0]["$ per million total"] == f"{1000 / 100:.3g}"
 
 
+def test_capacity_leaves_the_warm_up_of_a_client_out() -> None:
+    """It ended in a traceback: arrivals at random have no warm-up."""
+    loop = {"arrivals": {"process": "closed_loop", "concurrency": 2}, "rate": None, "num_requests": 20}
+    timing = {"source": "table", "table": {"per_iteration": 0.01}}
+    found = [
+        both_loops(scenario(timing=timing, slo={"tpot_s": 0.01}, workload=loop | warmup), lambda done, total: None)
+        for warmup in ({}, {"warmup_requests": 4})
+    ]
+    assert found[0] == found[1]
+
+
 def test_where_the_rest_is_turned_away_nothing_piles_up() -> None:
     setup = scenario(admission={"name": "queue_limit", "options": {"max_waiting": 5}})
     assert capacities.saturation(setup, rated(400)) == (np.inf, True)

@@ -81,7 +81,8 @@ def _open(scenario: Scenario) -> WorkloadConfig:
     given = scenario.workload
     if given.trace is not None:
         return given
-    more: dict[str, Any] = {"num_requests": min(REQUESTS_PER_RANK * scenario.num_ranks, MAX_REQUESTS)}
+    count = min(REQUESTS_PER_RANK * scenario.num_ranks, MAX_REQUESTS)
+    more: dict[str, Any] = {"num_requests": count, "warmup_requests": 0}
     if generate(given.model_copy(update={"num_requests": 2}), scenario.seed).shape is None:
         more |= {"arrivals": None, "rate": 1.0}
     return WorkloadConfig.model_validate(given.model_dump(exclude_unset=True) | more)
@@ -97,7 +98,7 @@ def most_users(scenario: Scenario, targets: SloTargets, on_progress: Progress) -
 
     def met(users: int) -> bool:
         on_progress(len(known) + 1, EXPECTED_RUNS)
-        more: dict[str, Any] = {"rate": None, "arrivals": loop.model_copy(update={"concurrency": users})}
+        more = {"rate": None, "arrivals": loop.model_copy(update={"concurrency": users}), "warmup_requests": 0}
         if scenario.workload.trace is None:
             more["num_requests"] = max(REQUESTS, TURNS * users)
         sent = generate(scenario.workload.model_copy(update=more), scenario.seed)
