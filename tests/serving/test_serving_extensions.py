@@ -21,6 +21,8 @@ from gnomon.serving.policies import POLICIES, PolicySpec, batching_policy
 from gnomon.serving.policies.lightllm import peak_tokens
 from gnomon.serving.routers import ROUTERS, router
 from gnomon.serving.scenario.config import BatchingConfig
+from own_code_kit import HEADER
+from own_code_kit import POLICIES as MISTAKES
 from serving_kit import ROUTERS as ROUTER_NAMES
 from serving_kit import assert_same, check_invariants, outcome, requests_of, run, scenario
 
@@ -164,6 +166,14 @@ def test_a_policy_that_cannot_be_compiled_is_explained(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"own\.py:4: broken cannot be compiled: .*undefined_function"):
         run(scenario(batching={"policy": "broken", "file": str(own)}))
+
+
+def test_a_policy_that_forgets_its_only_request_is_told(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(HEADER.format(name="forgets_one") + MISTAKES["forgets_the_running"][0])
+    setup = scenario(batching={"policy": "forgets_one", "file": str(own), "max_sequences": 16})
+    with pytest.raises(ConfigError, match="leaves requests alone for ever"):
+        run(setup, requests=requests_of([0.0], [10], [5]))
 
 
 @pytest.mark.parametrize(
