@@ -51,8 +51,13 @@ GRID: dict[str, tuple[float, ...]] = {
     "exposed_per_layer_s": (0.0, 1e-5, 1.5e-5, 2e-5, 2.5e-5, 3e-5, 4e-5, 5e-5, 6e-5),
     "draft_sequence_s": (0.0, 3e-5, 6e-5, 9e-5, 1.2e-4, 1.5e-4, 2e-4),
     "reply_s": (0.003, 0.005, 0.01, 0.015, 0.02, 0.03),
+    "compile_s": (0.0, 35.0, 70.0, 100.0),
 }
 """The values that are tried of each. The last has the client's time in it. vLLM's launching is measured, not fitted."""
+FIRST_WAVE = 0.1
+"""Of ten requests for each in flight one waits for what a cold server compiles."""
+PUBLISHED_S = 2.2
+"""Up to so long compiling is one kernel's, as others measured it; more is fitted."""
 STEPS = {"exposed_s": 1e-3, "launch_per_kernel_s": 2e-5, "expert_speed": 0.4}
 """How far each constant is moved to see what it does; the speed of experts, in its inverse."""
 FARTHEST = 1.0
@@ -97,7 +102,7 @@ class Seen:
             wanted, kind = constants[name], name.partition(" ")[0]
             if kind == "expert_speed":
                 found = found + self.slopes[kind] * (1.0 / wanted - 1.0 / value)
-            elif kind == "launch_per_kernel_s":
+            elif kind in ("launch_per_kernel_s", "compile_s"):
                 found = found + self.slopes[kind] * (wanted - value)
             elif kind in self.counts:
                 found = found + self.slopes["exposed_s"] * self.counts[kind] * (wanted - value)
@@ -123,10 +128,13 @@ def look(server: Server) -> Seen:
     fitted = [name for name in counts if counts[name]] + (["launch_per_kernel_s"] if server.engine != "vllm" else [])
     preset = {name: getattr(host, name) for name in fitted if getattr(host, name)}
     preset["reply_s"] = scenario.front_end.reply_s
+    if compile_s(server) > PUBLISHED_S:
+        preset["compile_s"] = compile_s(server)
     speed = scenario.timing.expert_speed
     if model.is_moe and speed < 1.0:
         preset["expert_speed sglang" if server.engine == "sglang" else "expert_speed vllm, trtllm"] = speed
-    base, slopes = latencies(server, {}), {"expert_speed": np.zeros(2)}
+    slopes = {"expert_speed": np.zeros(2), "compile_s": np.array([FIRST_WAVE, 0.0])}
+    base = latencies(server, {})
     for name, step in STEPS.items():
         if name != "expert_speed":
             slopes[name] = (latencies(server, {name: getattr(host, name) + step}) - base) / step
@@ -147,7 +155,12 @@ def latencies(server: Server, changes: Mapping[str, float]) -> Floats:
     else:
         changed = settings | {"timing": settings["timing"] | timing}
     latency = summarize(run(load(Scenario, None, changed))).latency
-    return np.array([latency.ttft_s.mean, latency.tpot_s.mean], dtype=np.float64)
+    return np.array([latency.ttft_s.mean + FIRST_WAVE * compile_s(server), latency.tpot_s.mean], dtype=np.float64)
+
+
+def compile_s(server: Server) -> float:
+    """How long the first batches of a server without warm-up compile kernels."""
+    return 0.0 if server.prefill else launch_of(facts_of(server)).compile_s
 
 
 def errors(seen: Sequence[Seen], at: Constants) -> Floats:
