@@ -72,7 +72,7 @@ def line(x: Any, y: Any, colour: str, width: float = 1.6, **more: Any) -> dict[s
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": {"color": colour, "width": width}} | more
 
 
-def bars(x: Any, y: Any, colour: str, **more: Any) -> dict[str, Any]:
+def bars(x: Any, y: Any, colour: Any, **more: Any) -> dict[str, Any]:
     return {"type": "bar", "orientation": "h", "x": x, "y": y, "marker": {"color": colour}} | more
 
 

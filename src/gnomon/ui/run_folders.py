@@ -76,6 +76,12 @@ _HEAD = re.compile(r"<header><h1>(.*?)</h1><p>(.*?)</p>", re.DOTALL)
 HEAD_BYTES = 2**16
 
 
+def runs_folder() -> Path:
+    """Where this server keeps and finds run directories."""
+    root: Path = current_app.config["GNOMON_RUNS"]
+    return root
+
+
 def find_runs(root: Path) -> list[RunFolder]:
     """Every run directory below `root`, the newest first."""
     found = [one for folder in folders(root) if (one := _recognised(root, folder)) is not None]
@@ -138,8 +144,7 @@ def register_files(server: Flask) -> None:
     """Serve what lies in the folder of runs."""
 
     def give(path: str) -> Response:
-        root: Path = current_app.config["GNOMON_RUNS"]
-        file = inside(root, path)
+        file = inside(runs_folder(), path)
         if file is None or not file.is_file() or file.suffix in KEPT_BACK:
             abort(404)
         kind = SHOWN.get(file.suffix)

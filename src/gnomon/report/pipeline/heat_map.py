@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from gnomon.pipeline.costs import Priority
 from gnomon.pipeline.sweeps import SweepTable
-from gnomon.report.look import LOOK, TIME_LINE
+from gnomon.report.look import LOOK, TIME_LINE, rule
+from gnomon.report.look import axis as named
 
 Figure = dict[str, Any]
 Cell = tuple[str, str]
@@ -72,7 +73,7 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
     """Numbers in cells where they fit, the best in red, and `chosen` in black where it is on the grid."""
     axis, size = grid.axis, len(grid.axis)
     best = grid.all_best
-    shapes = [_line(size, "x"), _line(size, "y")]
+    shapes = [rule(across, size - 1.5, "#FFFFFF", "solid", 4) for across in "xy"]  # Sets the exclusive tier apart.
     shapes += [] if grid.is_flat else [_box(row, column, "#E4002B") for row, column in best]
     if chosen and chosen[0] in axis and chosen[1] in axis:
         shapes.append(_box(axis.index(chosen[0]), axis.index(chosen[1]), "#1B2430", "dot"))
@@ -90,8 +91,8 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
         "height": 460,
         "margin": {"l": 56, "r": 8, "t": 12, "b": 48},
         "font": TIME_LINE["font"],
-        "xaxis": plain | {"title": {"text": "priority of grad_prop (a: exclusive)"}},
-        "yaxis": plain | {"title": {"text": "priority of fwd_prop (a: exclusive)"}},
+        "xaxis": plain | named("priority of grad_prop (a: exclusive)"),
+        "yaxis": plain | named("priority of fwd_prop (a: exclusive)"),
         "shapes": shapes,
     }
     if size > 1:
@@ -99,16 +100,6 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
         layout["title"] = {"text": words, "x": 0, "font": {"size": 13, "color": "#1F2A37"}}
         layout["margin"] = {"l": 56, "r": 8, "t": 34, "b": 48}
     return {"data": [trace], "layout": layout}
-
-
-def _line(size: int, across: str) -> Figure:
-    """Sets the exclusive tier apart."""
-    along = "y" if across == "x" else "x"
-    at, ends = size - 1.5, (-0.5, size - 0.5)
-    return {
-        "type": "line", f"{across}0": at, f"{across}1": at, f"{along}0": ends[0], f"{along}1": ends[1],
-        "line": {"color": "#FFFFFF", "width": 4},
-    }  # fmt: skip
 
 
 def _box(row: int, column: int, colour: str, dash: str = "solid") -> Figure:

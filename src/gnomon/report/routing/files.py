@@ -364,15 +364,9 @@ def bars(comparison: RouteComparison, scenario: str, figure: str) -> Figure:
     names = ranked(comparison, scenario)[::-1]
     means = [comparison.mean(scenario, name, figure) for name in names]
     seeds = [(value, name) for name in names for value in comparison.values(scenario, name, figure)]
-    bars = {
-        "type": "bar", "orientation": "h", "y": names, "x": means, "showlegend": False,
-        "marker": {"color": [COLOURS[roles[name]] for name in names]},
-        "hovertemplate": "%{y}: %{x:.4g} s<extra></extra>",
-    }  # fmt: skip
-    dots = {
-        "type": "scatter", "mode": "markers", "x": [value for value, _ in seeds], "y": [name for _, name in seeds],
-        "marker": {"color": "#6B7A8C", "size": 5}, "showlegend": False,
-        "hovertemplate": "one seed: %{x:.4g} s<extra></extra>",
-    }  # fmt: skip
-    x = look.AXIS | {"title": {"text": "seconds"}, "rangemode": "tozero"}
-    return look.figure([bars, dots], FIGURES[figure], 420, {"l": 120}, xaxis=x, yaxis={"automargin": True})
+    colours, hidden = [COLOURS[roles[name]] for name in names], {"showlegend": False}
+    drawn = look.bars(means, names, colours, hovertemplate="%{y}: %{x:.4g} s<extra></extra>", **hidden)
+    values, at = [value for value, _ in seeds], [name for _, name in seeds]
+    dots = look.dots(values, at, "#6B7A8C", 5, hovertemplate="one seed: %{x:.4g} s<extra></extra>", **hidden)
+    x = look.AXIS | look.axis("seconds", rangemode="tozero")
+    return look.figure([drawn, dots], FIGURES[figure], 420, {"l": 120}, xaxis=x, yaxis={"automargin": True})

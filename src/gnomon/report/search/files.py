@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,15 +61,11 @@ def _scatter(found: Found, axis: str) -> Figure:
     is_whole = found.search.strategy == "exhaustive"
     data = [_front_line([one for _, one in ranked], axis, objective, "front" if is_whole else "best of those measured")]
     for number, (name, members) in enumerate(groups.items()):
-        data.append(
-            {"type": "scatter", "mode": "markers", "name": name,
-             "x": [_short((one.figures[axis] or 0.0) * 1e3) for _, one in members],
-             "y": [_short(shown(objective, one.score or 0.0)) for _, one in members],
-             "customdata": [number for number, _ in members],
-             "text": [_hover(one) for _, one in members], "hovertemplate": "%{text}<extra></extra>",
-             "marker": {"size": 9, "color": look.COLOURS[number % len(look.COLOURS)],
-                        "line": {"width": 1, "color": "#fff"}}}
-        )  # fmt: skip
+        xs = [_short((one.figures[axis] or 0.0) * 1e3) for _, one in members]
+        ys = [_short(shown(objective, one.score or 0.0)) for _, one in members]
+        mark = {"size": 9, "color": look.COLOURS[number % len(look.COLOURS)], "line": {"width": 1, "color": "#fff"}}
+        more: Figure = {"text": [_hover(one) for _, one in members], "customdata": [place for place, _ in members]}
+        data.append(look.dots(xs, ys, "", name=name, marker=mark, hovertemplate="%{text}<extra></extra>", **more))
     metric, _, statistic = axis.partition(" ")
     limit = getattr(found.search.slo, metric).get(statistic)
     values = [x for one in data[1:] for x in one["x"] if x > 0] + ([limit * 1e3] if limit is not None else [])
@@ -98,12 +95,11 @@ def space_figure(question: SearchConfig) -> tuple[Figure, list[str]]:
         apart = ", prefill and decode apart" if "layout" in what else ""
         points = groups.setdefault(f"{what['device']}{apart}", {})
         points.setdefault((price(scenario).per_hour, float(held)), one.label)
-    data = [
-        {"type": "scatter", "mode": "markers", "name": name, "x": [x for x, _ in points], "y": [y for _, y in points],
-         "text": list(points.values()), "marker": {"size": 10, "color": look.COLOURS[number % len(look.COLOURS)]},
-         "hovertemplate": "%{text}: $%{x:.2f} per hour, KV for %{y:.3s} tokens<extra></extra>"}
-        for number, (name, points) in enumerate(groups.items())
-    ]  # fmt: skip
+    said = "%{text}: $%{x:.2f} per hour, KV for %{y:.3s} tokens<extra></extra>"
+    data = []
+    for (name, points), colour in zip(groups.items(), cycle(look.COLOURS), strict=False):
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        data.append(look.dots(xs, ys, colour, 10, name=name, text=list(points.values()), hovertemplate=said))
     drawn = look.figure(
         data, "Before the search: price and memory", 440, {"l": 62, "b": 90}, hovermode="closest", showlegend=True,
         xaxis=look.AXIS | {"title": {"text": "dollars per hour"}, "rangemode": "tozero"},

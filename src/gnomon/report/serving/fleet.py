@@ -11,7 +11,7 @@ import polars as pl
 from gnomon.core import units
 from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Card, Table
-from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, short, time_lines
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, dots, short, time_lines
 from gnomon.serving.autoscaling.capacity import slo_check
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, PAID, STARTING, UP, FleetRecord
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
@@ -195,11 +195,9 @@ def _events(run: Run, hours: Floats, along: Floats) -> list[dict[str, Any]]:
         at = np.array([at_s for at_s, _ in here]) / HOUR_S
         said = [f"replica {i} {word}" + (f", {lost[at_s, i]:,} requests sent again" if (at_s, i) in lost else "")
                 for at_s, i in here]  # fmt: skip
-        found.append({
-            "type": "scatter", "mode": "markers", "name": word, "x": short(at), "text": said,
-            "y": short(np.interp(at, hours[known], along[known])), "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"symbol": symbol, "color": colour, "size": 7}, "showlegend": True,
-        })  # fmt: skip
+        y, mark = short(np.interp(at, hours[known], along[known])), {"symbol": symbol, "color": colour, "size": 7}
+        more: dict[str, Any] = {"text": said, "hovertemplate": "%{text}<extra></extra>", "showlegend": True}
+        found.append(dots(short(at), y, colour, name=word, marker=mark, **more))
     return found
 
 

@@ -310,46 +310,33 @@ def request_slices(run: Run, start_s: float, end_s: float, first_process: int) -
 
 
 def transfer_events(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
-    """All KV that begins to move in a stretch of the run."""
-    return _between_pools(run, start_s, end_s, max_rows) + _from_tiers(run, start_s, end_s, max_rows)
-
-
-def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
-    """Loads from other tiers: slices in the process of the replica that waits for them."""
-    if run.tiers is None:
-        return []
+    """KV that begins to move in a stretch of the run, on as many lanes as things run side by side. Transfers are slices
+    in the process of the replica that sends, with arrows to the one that takes them in; loads from other tiers in that
+    of the replica that waits for them."""
     q = run.cluster.requests
-    sources = run.tiers.source[-q.size :]
-    begin_s = q.arrival_s + q.front_s
     events: list[Event] = []
-    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
-    for i in _first(q.loaded_s >= 0, begin_s, start_s, end_s, max_rows):
-        replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
-        begin, end = float(begin_s[i]), float(q.loaded_s[i])
-        lane = FIRST_LOAD_LANE + lanes[replica].take(begin, end)
-        events.append(slice_event(f"KV from {SOURCES[sources[i]]}", replica, lane, begin, end, args={"request": i}))
-    return _lane_names(lanes, FIRST_LOAD_LANE, "KV loads") + events
-
-
-def _between_pools(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
-    """Transfers that begin in a stretch of the run: slices in the process of the replica that sends, on as many lanes
-    as run side by side, and arrows to the replica that takes them in."""
-    if run.transfers is None:
-        return []
-    q = run.cluster.requests
-    sizes = run.transfers.flows.bytes[-q.size :]
-    events: list[Event] = []
-    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
-    for i in _first(q.landed_s >= 0, q.moving_s, start_s, end_s, max_rows):
-        sender, receiver = int(q.prefill_replica[i]), int(q.replica[i])
-        begin, end = float(q.moving_s[i]), float(q.landed_s[i])
-        lane = FIRST_LANE + lanes[sender].take(begin, end)
-        args = {"request": i, "MB": round(float(sizes[i]) / 1e6, 3), "waited_s": begin - float(q.prefilled_s[i])}
-        events.append(slice_event(f"KV to replica {receiver}", sender, lane, begin, end, args=args))
-        arrow = {"name": "KV", "cat": "transfer", "id": i}
-        events.append({**arrow, "ph": "s", "ts": microseconds(begin), "pid": sender, "tid": lane})
-        events.append({**arrow, "ph": "f", "bp": "e", "ts": microseconds(end), "pid": receiver, "tid": 0})
-    return _lane_names(lanes, FIRST_LANE, "KV transfers") + events
+    if run.transfers is not None:
+        sizes, lanes = run.transfers.flows.bytes[-q.size :], defaultdict[int, Lanes](Lanes)
+        for i in _first(q.landed_s >= 0, q.moving_s, start_s, end_s, max_rows):
+            sender, receiver = int(q.prefill_replica[i]), int(q.replica[i])
+            begin, end = float(q.moving_s[i]), float(q.landed_s[i])
+            lane = FIRST_LANE + lanes[sender].take(begin, end)
+            args = {"request": i, "MB": round(float(sizes[i]) / 1e6, 3), "waited_s": begin - float(q.prefilled_s[i])}
+            events.append(slice_event(f"KV to replica {receiver}", sender, lane, begin, end, args=args))
+            arrow = {"name": "KV", "cat": "transfer", "id": i}
+            events.append({**arrow, "ph": "s", "ts": microseconds(begin), "pid": sender, "tid": lane})
+            events.append({**arrow, "ph": "f", "bp": "e", "ts": microseconds(end), "pid": receiver, "tid": 0})
+        events = _lane_names(lanes, FIRST_LANE, "KV transfers") + events
+    if run.tiers is not None:
+        sources, lanes, begin_s = run.tiers.source[-q.size :], defaultdict[int, Lanes](Lanes), q.arrival_s + q.front_s
+        loads: list[Event] = []
+        for i in _first(q.loaded_s >= 0, begin_s, start_s, end_s, max_rows):
+            replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
+            begin, end = float(begin_s[i]), float(q.loaded_s[i])
+            lane, name = FIRST_LOAD_LANE + lanes[replica].take(begin, end), f"KV from {SOURCES[sources[i]]}"
+            loads.append(slice_event(name, replica, lane, begin, end, args={"request": i}))
+        events += _lane_names(lanes, FIRST_LOAD_LANE, "KV loads") + loads
+    return events
 
 
 def _first(moves: NDArray[np.bool_], begin_s: Floats, start_s: float, end_s: float, max_rows: int) -> list[int]:

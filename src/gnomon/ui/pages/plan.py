@@ -7,7 +7,6 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.development.base_component import Component
-from flask import current_app
 
 from gnomon import __version__, catalog
 from gnomon.api.search import OBJECTIVES, Search, SearchConfig, check, fingerprint, finished_search, search
@@ -25,7 +24,7 @@ from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, N
 from gnomon.ui.jobs import job_panel, register_job
 from gnomon.ui.pages.pieces import register_boxes
 from gnomon.ui.pages.serve import link
-from gnomon.ui.run_folders import find_runs
+from gnomon.ui.run_folders import find_runs, runs_folder
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.workload.presets import preset_names
 
@@ -66,10 +65,6 @@ def question_of(values: Mapping[str, Any]) -> SearchConfig:
 def short(question: SearchConfig) -> str:
     """A question as a file for `gnomon search`; defaults are left out."""
     return to_yaml({"model": question.model, **question.model_dump(mode="json", exclude_defaults=True)})
-
-
-def runs_folder() -> Path:
-    return Path(current_app.config["GNOMON_RUNS"])
 
 
 def searches() -> dict[str, str]:

@@ -30,9 +30,8 @@ from gnomon.ui.blocks import commands, graph, plots, section, shown
 from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.jobs import job_panel, register_job
 from gnomon.ui.pages.pieces import not_tall, tall, tall_graph, tall_outputs
-from gnomon.ui.pages.plan import runs_folder
 from gnomon.ui.pages.serve import link
-from gnomon.ui.run_folders import folders
+from gnomon.ui.run_folders import folders, runs_folder
 from gnomon.ui.scenarios import as_yaml, further_settings, to_scenario
 from gnomon.ui.serving import requests_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback

@@ -5,7 +5,6 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
-from flask import current_app
 
 from gnomon.api.serving import Scenario
 from gnomon.core.config import load
@@ -13,15 +12,10 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.blocks import Line, Table, link
 from gnomon.ui import blocks
 from gnomon.ui.controls import Hidden, Text
-from gnomon.ui.run_folders import KEPT_BACK, RunFolder, file_address, find_runs, open_run
+from gnomon.ui.run_folders import KEPT_BACK, RunFolder, file_address, find_runs, open_run, runs_folder
 from gnomon.ui.site_page import Page, callback
 
 CONTROLS = (Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"), Hidden("run"))
-
-
-def _root() -> Path:
-    root: Path = current_app.config["GNOMON_RUNS"]
-    return root
 
 
 def body(state: dict[str, Any]) -> list[Component]:
@@ -29,7 +23,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         return [PAGE.slot("list")]
     back = dcc.Link("← All runs", href=PAGE.link(find=state["find"]))
     try:
-        found = open_run(_root(), state["run"])
+        found = open_run(runs_folder(), state["run"])
     except GnomonError as error:
         return [html.P(back, className="opened"), blocks.shown([Line(str(error), "error")])]
     return [html.P(back, className="opened"), *_opened(found), html.Div(id=PAGE.id("list"), hidden=True)]
@@ -38,7 +32,7 @@ def body(state: dict[str, Any]) -> list[Component]:
 def register(app: Dash) -> None:
     @callback(app, Output(PAGE.id("list"), "children"), Input(PAGE.id("find"), "value"), Input(PAGE.id("run"), "value"))
     def show(find: str | None, run: str) -> Any:
-        return [] if run else _listed(_root(), (find or "").strip().lower())
+        return [] if run else _listed(runs_folder(), (find or "").strip().lower())
 
 
 def _listed(root: Path, wanted: str) -> Component:
