@@ -52,41 +52,30 @@ def stage_options(function: F) -> F:
 @contextmanager
 def _watcher() -> Iterator[Watcher]:
     """A bar with the latest metrics for every stage, and a line when it is over."""
-    done = 0
+    what, done, total, beside = "starting", 0, 0, ""
     with ExitStack() as stage:
-        report = stage.enter_context(_stage("starting", 0))
+        report = stage.enter_context(progress(what))
 
-        def begin(what: str, total: int) -> None:
-            nonlocal done, report
+        def end() -> None:
             stage.close()
-            done, report = 0, stage.enter_context(_stage(what, total))
+            if done:
+                click.echo(f"{what} {done}/{total}  {beside}", err=True)
+
+        def begin(next_one: str, count: int) -> None:
+            nonlocal what, done, total, report
+            end()
+            what, done, total = next_one, 0, count
+            report = stage.enter_context(progress(what))
 
         def advance(metrics: dict[str, float]) -> None:
-            nonlocal done
+            nonlocal done, beside
             done += 1
-            report(done, _beside(metrics))
+            known = {name: metrics[name] for name in SHOWN if metrics.get(name) is not None}
+            beside = "  ".join(f"{name.split('/')[-1]} {value:.4g}" for name, value in known.items())
+            report(done, total, beside)
 
         yield Watcher(begin, advance, lambda text: click.echo(f"Warning: {text}", err=True))
-
-
-@contextmanager
-def _stage(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """One stage of the training: yields what takes the steps that are done, and the latest metrics."""
-    last = (0, "")
-
-    def step(done: int, beside: str) -> None:
-        nonlocal last
-        last = (done, beside)
-        report(done, total, beside)
-
-    with progress(what) as report:
-        yield step
-    if last[0]:
-        click.echo(f"{what} {last[0]}/{total}  {last[1]}", err=True)
-
-
-def _beside(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name.split('/')[-1]} {metrics[name]:.4g}" for name in SHOWN if metrics.get(name) is not None)
+        end()
 
 
 resume_option = click.option(

@@ -9,7 +9,7 @@ from gnomon.core.arrays import Ints
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario.pools import other_timer
 from gnomon.timing import Batch
-from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
+from gnomon.timing.agreement import estimate, in_words, sources_at_hand
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,6 @@ def _whole(value: float) -> int:
     return max(1, int(np.rint(value))) if value > 0 else 0
 
 
-def _estimates(run: Run) -> list[tuple[int, Estimate, list[tuple[Batch, int]]]]:
-    """For every pool whose operators are known: what its source says of the iterations that it ran."""
-    found = []
-    for number, timer in enumerate(run.times.timers if run.times else ()):
-        iterations = [(one.batch, one.count) for one in mean_iterations(first_stages(run, number))]
-        if timer is not None and iterations:
-            found.append((number, estimate(timer, iterations), iterations))
-    return found
-
-
 @dataclass(frozen=True)
 class Judgement:
     """What the timing sources say of a run."""
@@ -87,14 +77,16 @@ class Judgement:
 
 def judged(run: Run) -> Judgement:
     """Ask the source in use, and the others at hand, about the iterations of a run."""
-    each = _estimates(run)
+    timers = enumerate(run.times.timers if run.times else ())
+    known = [
+        (number, timer, mean_iterations(first_stages(run, number))) for number, timer in timers if timer is not None
+    ]
+    each = [(number, timer, [(one.batch, one.count) for one in means]) for number, timer, means in known if means]
     warnings: dict[str, None] = {}
     notes: dict[str, None] = {}
     others: dict[str, float] = {}
-    for number, used, iterations in each:
-        assert run.times is not None
-        timer = run.times.timers[number]
-        assert timer is not None
+    for number, timer, iterations in each:
+        used = estimate(timer, iterations)
         for name in sources_at_hand(timer.context):
             if name == used.source:
                 continue
