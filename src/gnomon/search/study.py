@@ -296,13 +296,9 @@ def latency_axes(search: SearchConfig) -> tuple[str, str]:
 def front(search: SearchConfig, ranked: Sequence[Record]) -> list[bool]:
     """Which of the ranked are on the front of score (high) against both latencies at capacity (low)."""
     axes = latency_axes(search)
-    points = [(-(one.score or 0.0), *(_latency(one, axis) for axis in axes)) for one in ranked]
-    return is_on_front(points)
-
-
-def _latency(record: Record, axis: str) -> float:
-    value = record.figures.get(axis)
-    return float("inf") if value is None else value
+    known = [[one.figures.get(axis) for axis in axes] for one in ranked]
+    latencies = [[math.inf if value is None else value for value in values] for values in known]
+    return is_on_front([(-(one.score or 0.0), *values) for one, values in zip(ranked, latencies, strict=True)])
 
 
 def winning_scenario(search: SearchConfig, record: Record) -> Scenario:

@@ -92,7 +92,12 @@ def make_app(runs: Path | None = None) -> Dash:
     server = Flask("gnomon.ui")
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["GNOMON_RUNS"] = Path(runs or "runs").resolve()
-    server.after_request(_in_no_foreign_frame)
+
+    @server.after_request
+    def in_no_foreign_frame(answer: Response) -> Response:
+        answer.headers.setdefault("Content-Security-Policy", ONLY_OURS)
+        return answer
+
     register_files(server)
     assets = Path(__file__).parent / "assets"
     app = Dash(
@@ -107,11 +112,6 @@ def make_app(runs: Path | None = None) -> Dash:
     for page in pages:
         page.register_all(app)
     return app
-
-
-def _in_no_foreign_frame(answer: Response) -> Response:
-    answer.headers.setdefault("Content-Security-Policy", ONLY_OURS)
-    return answer
 
 
 class _AtOnce(WSGIRequestHandler):

@@ -191,7 +191,8 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     """(dotted key, value) of every field that is not a section of its own."""
     for name, value in data.items():
         dotted = f"{prefix}{name}"
-        if isinstance(value, dict) and not _is_leaf(dotted):
+        field = _fields().get(dotted)  # A mapping is a section, for which `str` may be a shorthand, or router.options.
+        if isinstance(value, dict) and (field is None or field.annotation is str):
             yield from _leaves(value, f"{dotted}.")
         else:
             yield dotted, value
@@ -200,12 +201,6 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 @cache
 def _fields() -> dict[str, Field]:
     return {one.dotted: one for one in fields(Scenario)}
-
-
-def _is_leaf(dotted: str) -> bool:
-    """Whether a mapping is a field's value (router.options) and not a section, for which `str` is a shorthand."""
-    field = _fields().get(dotted)
-    return field is not None and field.annotation is not str
 
 
 ALWAYS = ("model", "device", "engine.name", "workload.preset", "workload.rate")

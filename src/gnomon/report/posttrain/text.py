@@ -101,14 +101,16 @@ def _comparison_text(result: Any) -> list[Block]:
     rows = [{key: f"{value:.1%}" if key in SHARES else value for key, value in row.items()} for row in result.summary]
     caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(result.outcomes)])
     drawn = Plot("policies", lambda: policies_figure(result.outcomes), "short")
-    bars = split_table(CAUSES, [_busy_row(one) for one in result.outcomes], "figure")
-    return [drawn, Table(rows, "Policies on the same lengths", caption), Section("Where their GPU time goes", [bars])]
-
-
-def _busy_row(one: Outcome) -> SplitRow:
-    whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
-    parts = {cause: share * whole for cause, share in shares.items()}
-    return SplitRow(one.policy, parts, whole, f"{shares['busy']:.1%} busy", " GPU s")
+    bars = []
+    for one in result.outcomes:
+        whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
+        parts = {cause: share * whole for cause, share in shares.items()}
+        bars.append(SplitRow(one.policy, parts, whole, f"{shares['busy']:.1%} busy", " GPU s"))
+    return [
+        drawn,
+        Table(rows, "Policies on the same lengths", caption),
+        Section("Where their GPU time goes", [split_table(CAUSES, bars, "figure")]),
+    ]
 
 
 def comparison_notes(outcomes: list[Outcome]) -> list[str]:

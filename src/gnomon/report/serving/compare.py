@@ -36,7 +36,10 @@ def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
         return latency_cdf(latency, {name: found[latency] for name, found in curves().items()}, slo)
 
     def change(latency: str, statistic: str) -> Figure:
-        found = {name: _one(rows, f"{latency}_s", statistic) for name, rows in result.differences.items()}
+        found = {
+            name: next((one for one in rows if (one.metric, one.statistic) == (f"{latency}_s", statistic)), None)
+            for name, rows in result.differences.items()
+        }
         words = latency_name(f"{latency}_s {statistic}")
         return differences_figure(words, result.baseline, found, list(found))
 
@@ -76,10 +79,6 @@ def data(result: Any) -> dict[str, Any]:
     found = {name: asdict(one) for name, one in regrets(result.summary).items()}
     known = {"regret": found} if found else {}
     return {"baseline": result.baseline, "summaries": summaries, "differences": rows} | known
-
-
-def _one(rows: list[Difference], metric: str, statistic: str) -> Difference | None:
-    return next((one for one in rows if (one.metric, one.statistic) == (metric, statistic)), None)
 
 
 def _text(result: Any) -> list[Block]:

@@ -97,10 +97,15 @@ def _compared(accounts: Accounts, metric: Metric, percentile: float | None, rows
         for name, value in more.items()
         if a[name] > 0.0 or b[name] > 0.0
     ]
+    circumstances = (
+        _slow_replicas(accounts, rows, parts), _routing(accounts, rows, parts),
+        _giant_prompt(accounts, rows, float(values[rows].mean() - values[typical].mean())),
+        _burst(accounts, rows, parts),
+    )  # fmt: skip
     return Slow(
         metric, percentile, rows, typical, threshold, float(values[rows].mean()), float(values[typical].mean()), slow,
         usual, sorted(found, key=lambda cause: (-cause.share, -cause.slow_s)),
-        _circumstances(accounts, rows, parts, float(values[rows].mean() - values[typical].mean())),
+        [one for one in circumstances if one is not None],
     )  # fmt: skip
 
 
@@ -113,14 +118,6 @@ def by_cause(parts: Floats) -> dict[str, Floats]:
 
 
 # Circumstances.
-
-
-def _circumstances(accounts: Accounts, rows: Ints, parts: Floats, more_s: float) -> list[Circumstance]:
-    found = [
-        _slow_replicas(accounts, rows, parts), _routing(accounts, rows, parts), _giant_prompt(accounts, rows, more_s),
-        _burst(accounts, rows, parts),
-    ]  # fmt: skip
-    return [one for one in found if one is not None]
 
 
 def _slow_replicas(accounts: Accounts, rows: Ints, parts: Floats) -> Circumstance | None:

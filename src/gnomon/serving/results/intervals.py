@@ -153,7 +153,9 @@ class Moved:
 
     def chosen(self, seed: int) -> Scenario:
         """The scenario to run: with the front end drawn, and the host slow at the times of a seed."""
-        return _with_front_end(self.scenario, self.constants).model_copy(update={"seed": seed})
+        drawn = {name.partition(".")[2]: one for name, one in self.constants.items() if name.startswith("front_end.")}
+        front_end = {"front_end": self.scenario.front_end.model_copy(update=drawn)} if drawn else {}
+        return self.scenario.model_copy(update={**front_end, "seed": seed})
 
     def __call__(self, tables: IterationTables) -> IterationTables:
         """The tables of the server drawn."""
@@ -179,11 +181,6 @@ def _host_s(scenario: Scenario, constants: dict[str, float]) -> Floats:
         layers = [len(cut.layers_of_stage(model, stage)) for stage in range(cut.pipeline_parallel)]
         rows.append(host.of_stages(layers, [0] * len(layers)))
     return np.concatenate(rows)
-
-
-def _with_front_end(scenario: Scenario, constants: dict[str, float]) -> Scenario:
-    drawn = {name.partition(".")[2]: value for name, value in constants.items() if name.startswith("front_end.")}
-    return scenario.model_copy(update={"front_end": scenario.front_end.model_copy(update=drawn)}) if drawn else scenario
 
 
 def _normals(count: int) -> Floats:

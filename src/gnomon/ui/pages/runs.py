@@ -36,7 +36,10 @@ def register(app: Dash) -> None:
 
 
 def _listed(root: Path, wanted: str) -> Component:
-    rows = [_row(one) for one in find_runs(root)]
+    runs = find_runs(root)
+    rows: list[dict[str, Any]] = [
+        {"run": one.name, "kind": one.kind.name, "what": one.words, "when": one.when} for one in runs
+    ]
     rows = [row for row in rows if wanted in " ".join(str(value) for value in row.values()).lower()]
     count = f"{len(rows)} run{'s' if len(rows) != 1 else ''} in {root}"
     if not rows:
@@ -46,10 +49,6 @@ def _listed(root: Path, wanted: str) -> Component:
     for row in rows:
         row["run"] = link(row["run"], PAGE.link(run=row["run"]))
     return blocks.section(count, blocks.shown([Table(rows, left=("run", "kind", "what"))]))
-
-
-def _row(one: RunFolder) -> dict[str, Any]:
-    return {"run": one.name, "kind": one.kind.name, "what": one.words, "when": one.when}
 
 
 def _opened(one: RunFolder) -> list[Component]:

@@ -230,11 +230,13 @@ def loaded(name: str, content: str, columns: str = "") -> dict[str, Any]:
 def texts(result: Simulation, intervals: Intervals | None) -> dict[str, str]:
     """The HTML of every place on the page, by the place's name."""
     lede = f"{words.workload_words(result.scenario)}; {words.policy_words(result.scenario)}."
+    rows = dict(words.figure_rows(result.summary))
+    kv = [f"{name}: {rows[name]}." for name in ("KV moved", "KV tiers") if name in rows]
     return {
         **figure_texts(result, intervals),
         "headline": f"<h1>{escape(words.title(result.scenario))}</h1><p>{escape(lede)}</p>",
         "copies": html_of(Command(name, write(result.scenario)) for name, write in COPIES.items()),
-        "notes": html_of(lines([*_kv(result), *result.summary.notes], "note")),
+        "notes": html_of(lines([*kv, *result.summary.notes], "note")),
     }
 
 
@@ -243,12 +245,6 @@ def figure_texts(result: Simulation, intervals: Intervals | None = None, of: int
     said = lines([f"Preview: the first {of:,} requests."], "note") if of else _warnings(result)
     style = "passing" if of else ""
     return {"figures": f"<div class=strip>{html_of(said)}</div><div class='{style}'>{_cards(result, intervals)}</div>"}
-
-
-def _kv(result: Simulation) -> list[str]:
-    """Where KV came from and went to, where pools have roles or KV has tiers."""
-    rows = dict(words.figure_rows(result.summary))
-    return [f"{name}: {rows[name]}." for name in ("KV moved", "KV tiers") if name in rows]
 
 
 def _warnings(result: Simulation) -> list[Block]:
