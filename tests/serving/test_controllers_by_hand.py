@@ -22,7 +22,7 @@ def view(name: str, options: dict[str, float] | None = None, **changes: Any) -> 
     seen: dict[str, Any] = {
         "now_s": 100.0, "interval_s": 10.0, "ready": 2, "starting": 0, "draining": 0, "desired": 2, "min_replicas": 0,
         "max_replicas": 10, "arrival_rate": 4.0, "waiting": 0, "running": 0, "utilization": 0.5, "kv_use": 0.1,
-        "slo_met": None, "cold_start_s": 20.0, "pool_rates": {1: 2.0}, "steps": (), "memory": {},
+        "slo_met": None, "cold_start_s": 20.0, "mtbf_s": None, "pool_rates": {1: 2.0}, "steps": (), "memory": {},
     }  # fmt: skip
     return View(**{**seen, **changes, "options": {**CONTROLLERS[name].options, **(options or {})}})
 
@@ -40,7 +40,7 @@ def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -
         ("queue_driven", {"waiting": 5.0, "running": 64.0, "kv_use": 0.8, "cooldown_s": 300.0, **PACE}, ()),
         (
             "slo_planner",
-            {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0},
+            {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0, "season_s": 0.0},
             ("profiles",),
         ),
         ("oracle", {"goal": 0.99, "pieces": 24.0, "runs": 150.0}, ("sees_future",)),
@@ -217,6 +217,32 @@ def test_a_goal_beyond_all_requests_is_all_of_them(goal: float) -> None:
 def test_replicas_for_a_rate(rate: float, count: int) -> None:
     """One serves 2, four 12: three each, as do more; two serve 2 x 2.5 and three 3 x 2.79."""
     assert view("slo_planner", pool_rates={1: 2.0, 4: 12.0}).replicas_for(rate) == count
+
+
+@pytest.mark.parametrize(("mtbf_s", "count"), [(None, 4), (12_000.0, 4), (11_000.0, 5), (1200.0, 5), (120.0, 8)])
+def test_spares_are_what_is_down_at_once_in_all_but_one_of_a_hundred(mtbf_s: float | None, count: int) -> None:
+    """Four replicas, each down for 30 s at a time. Of 0.01 in the mean (12,000 s between failures) none is down in
+    99.005 % of the time, of 0.0109 in 98.9; of 0.1 at most one in 99.5; of 1 at most four in 99.6."""
+    assert answer("slo_planner", {"margin": 0.0}, arrival_rate=8.0, mtbf_s=mtbf_s) == count
+
+
+def test_spares_are_not_beside_the_margin() -> None:
+    """4 + 1 are enough for 8 per second, and 5 for 8.8."""
+    assert answer("slo_planner", {"margin": 0.1}, arrival_rate=8.0, mtbf_s=1200.0) == 5
+
+
+def test_slo_planner_expects_what_came_a_season_ago() -> None:
+    """10 per second between 150 and 160 s. Who is asked for at the decision after 220 s is ready at 250 s, when that may
+    come again: 10, and 3.3 x the root of 10 / 10 s for counting, so 13.3 x 1.1 / 2 = 7.3. That is so until 250 s, and what
+    was wanted holds for as long as a start takes. Of 1 per second it is 1 + 1.04, so 2.04 x 1.1 / 2 = 1.1."""
+    memory: dict[str, Any] = {}
+    options = {"history": 1.0, "season_s": 100.0, "errors_s": 0.0}
+    asked = {
+        now_s: answer("slo_planner", options, now_s=now_s, arrival_rate=10.0 if now_s == 160.0 else 1.0, memory=memory)
+        for now_s in np.arange(100.0, 310.0, 10.0).tolist()
+    }
+    assert asked[110.0] == 1 and asked[160.0] == asked[170.0] == 6 and asked[200.0] == 2
+    assert [now_s for now_s, count in asked.items() if count == 8] == [220.0, 230.0, 240.0, 250.0, 260.0]
 
 
 def test_slo_planner_corrects_what_was_measured() -> None:

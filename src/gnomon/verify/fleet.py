@@ -293,15 +293,11 @@ def _skewed(mean: int, count: int, random: np.random.Generator) -> Tokens:
 def _losses(prompt: int, answer: int, rate: float, moves: bool) -> tuple[float, float]:
     """Mean seconds lost to pre-emptions, and until the first token, over two traces of 3,000 requests."""
     setup: dict[str, object] = {
-        "model": "llama-2-7b",
-        "engine": "none",
-        "device": "a6000",
-        "num_replicas": 16,
+        "model": "llama-2-7b", "engine": "none", "device": "a6000", "num_replicas": 16, "router": "least_kv",
         "timing": {"source": "roofline", "scale": 1.28},
         "replica": {"num_kv_blocks": 851, "max_request_tokens": 12_400},
         "batching": {"policy": "vllm", "max_batch_tokens": 12_800, "max_sequences": 256},
-        "router": "least_kv",
-    }
+    }  # fmt: skip
     if moves:
         setup["disaggregation"] = {"bandwidth_gb_s": 2}
         setup["fleet"] = {"controller": "fixed", "migration": {"name": "llumnix", "interval_s": 0.2}}
@@ -360,15 +356,10 @@ def _documents(router: str, rate: float | None) -> tuple[float, float, float]:
         prefix_hashes=mixed(np.repeat(document, blocks), np.tile(np.arange(blocks), count)),
     )  # fmt: skip
     setup = {
-        "model": "mistral-7b",
-        "engine": "none",
-        "device": "a6000",
-        "num_replicas": 4,
-        "timing": {"source": "roofline"},
+        "model": "mistral-7b", "engine": "none", "device": "a6000", "num_replicas": 4, "router": router,
+        "timing": {"source": "roofline"}, "replica": {"max_request_tokens": 30_000},
         "batching": {"policy": "sglang", "prefix_cache": True},
-        "replica": {"max_request_tokens": 30_000},
-        "router": router,
-    }
+    }  # fmt: skip
     summary = summarize(run(build(Scenario, setup), requests=offered))
     e2e_s = summary.latency.e2e_s
     assert e2e_s.mean is not None and e2e_s.p99 is not None, "every request ends"

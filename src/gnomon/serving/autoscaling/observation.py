@@ -78,7 +78,7 @@ class Observer:
             utilization=min(max(used_s / (span_s * max(len(ranks), 1)), 0.0), 1.0),
             kv_use=1.0 - float(replicas.free_blocks[ranks].sum() / replicas.num_blocks[ranks].sum()) if ready else 0.0,
             slo_met=float(self.met_slo(ended).mean()) if self.met_slo is not None and ended.size else None,
-            cold_start_s=pool.cold_start_s, pool_rates=pool.rates,
+            cold_start_s=pool.cold_start_s, mtbf_s=self.traffic.failures.mtbf_s, pool_rates=pool.rates,
             options={**self.spec.options, **self.config.options}, steps=self.config.steps, memory=pool.memory,
         )  # fmt: skip
 

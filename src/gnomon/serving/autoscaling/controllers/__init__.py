@@ -47,6 +47,8 @@ class View:
     given."""
     cold_start_s: float
     """From the decision to start a replica to its first request."""
+    mtbf_s: float | None
+    """Mean time between failures of a replica, as its operator knows it (`fleet.failures`)."""
     pool_rates: Mapping[int, float]
     """Requests per second that 1, 4, 16 replicas serve within the SLO together, measured beforehand: several even out
     what overloads one alone. Empty unless the controller `profiles`."""

@@ -6,12 +6,16 @@ Its own errors are the margin: by how much more came than was forecast. What was
 was met of late.
 """
 
+import math
+
 import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.serving.autoscaling.controllers import View, controller
 
-OPTIONS = {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0}
+OPTIONS = {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0, "season_s": 0.0}
+RECOUNTED = 3.3
+"""Standard deviations of a count, which all but 1 % of second counts are not above the first."""
 NOISE = 1.5
 """Times their variance: what rates may miss a line by."""
 
@@ -24,17 +28,41 @@ def slo_planner(view: View) -> int:
     memory["seen"] = seen
     ahead_s = view.cold_start_s + view.interval_s
     soon, later = (forecast(seen, view.now_s + after_s, view.interval_s) for after_s in (view.cold_start_s, ahead_s))
-    expected = max(soon, later, 0.0)
+    expected = max(soon, later, _a_season_ago(view, ahead_s))
     margin = _margin(view, expected, ahead_s)
     correction = memory.get("correction", 1.0)
     if view.slo_met is not None:
         missed = view.slo_met < options["goal"] and view.waiting > view.ready
         correction *= 1.0 - options["correction"] if missed else 1.0 + options["correction"] / 4
     memory["correction"] = correction = min(1.0, max(0.3, correction))
-    wanted = view.replicas_for(expected * (1.0 + margin) / correction)
+    wanted = view.replicas_for(expected / correction)
+    wanted = max(wanted + _spares(view, wanted), view.replicas_for(expected * (1.0 + margin) / correction))
     recent = [(at_s, count) for at_s, count in memory.get("wanted", []) if at_s > view.now_s - view.cold_start_s]
     memory["wanted"] = recent = [*recent, (view.now_s, wanted)]
     return max(count for _, count in recent)
+
+
+def _a_season_ago(view: View, ahead_s: float) -> float:
+    """The most that came a season ago, from now on until a start that begins at the next decision has ended, and what
+    counting alone may add to it; 0 where nothing is known of it."""
+    ago_s = view.now_s - view.options["season_s"]
+    past = [(at_s, rate) for at_s, rate in view.memory.get("past", []) if at_s > ago_s]
+    view.memory["past"] = [*past, (view.now_s, view.arrival_rate)]
+    most = max((rate for at_s, rate in past if at_s <= ago_s + ahead_s + view.interval_s), default=0.0)
+    return most + RECOUNTED * math.sqrt(most / view.interval_s)
+
+
+def _spares(view: View, count: int) -> int:
+    """How many of so many replicas are down at once, in all but the rest to `goal` of the time: until a failure is seen
+    and another replica has started."""
+    down = 0.0 if view.mtbf_s is None else count * (view.cold_start_s + view.interval_s) / view.mtbf_s
+    spares, share = 0, math.exp(-down)
+    met = share
+    while met < min(view.options["goal"], 1.0) and spares < count:
+        spares += 1
+        share *= down / spares
+        met += share
+    return spares
 
 
 def forecast(seen: list[tuple[float, float]], at_s: float, interval_s: float) -> float:
