@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gnomon.api.comparison import compare
+from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
+from gnomon.report.blocks import Section, Table
 from gnomon.serving.autoscaling.migrations import MIGRATIONS, Guest, Host, View, migration
 from gnomon.serving.autoscaling.migrations.llumnix import freeness
 from gnomon.serving.autoscaling.moving import Mover
 from gnomon.serving.run.simulate import Run
+from gnomon.serving.scenario import Scenario
 from serving_kit import check_invariants, requests_of, run, scenario
 
 SMALL, LARGE, URGENT = Guest(1, 30, 0.0), Guest(2, 300, 0.0), Guest(3, 10, 1.0)
@@ -197,3 +202,15 @@ def test_what_it_does_not_go_with_is_refused() -> None:
         scenario(**both)
     with pytest.raises(ConfigError, match="adapters"):
         run(scenario(num_replicas=2, workload={"adapters": {"count": 2}}, fleet={"migration": "llumnix"}))
+
+
+def test_a_comparison_says_how_many_moved() -> None:
+    """One run that looks too late, one that moves some: both rows have the column."""
+    asked = load(Scenario, Path(__file__).parents[2] / "examples/fleet/migration.yaml", {"workload.num_requests": 300})
+    made = compare(asked, vary={"fleet.migration.interval_s": [1e6, 0.5]}, intervals=False)
+    table = next(
+        one for block in made.text() if isinstance(block, Section) for one in block.blocks if isinstance(one, Table)
+    )
+    counts = [one.fleet.moves for one in made.summary.values() if one.fleet is not None]
+    assert [row["moved"] for row in table.rows] == [str(count) for count in counts]
+    assert counts[0] == 0 < counts[1] and "GPU hours" in table.columns

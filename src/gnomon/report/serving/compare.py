@@ -140,7 +140,9 @@ def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[
 
 
 def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:
-    tables = [Table([variant_row(name, one) for name, one in summaries.items()])]
+    moved = {name: one.fleet.moves if one.fleet is not None else 0 for name, one in summaries.items()}
+    shown = {name: {"moved": f"{count:,}"} if any(moved.values()) else {} for name, count in moved.items()}
+    tables = [Table([variant_row(name, one) | shown[name] for name, one in summaries.items()])]
     if any(intervals.values()):
         places = {
             "TTFT P99": "latency.ttft_s.p99",
@@ -214,6 +216,8 @@ def variant_row(name: str, summary: Summary) -> dict[str, Any]:
         "busy": f"{summary.utilization.busy:.1%}",
         "$/M output": f"{million:.3g}" if million is not None else None,
     }
+    if summary.fleet is not None:
+        row["GPU hours"] = f"{summary.fleet.gpu_hours:,.4g}"
     return row | ({"SLO met": f"{summary.slo.attainment:.1%}"} if summary.slo is not None else {})
 
 
