@@ -163,10 +163,8 @@ def _basis(source: str, calibration: str | None) -> str:
 
 def _figures(found: Simulation) -> dict[str, Any]:
     latency, rates, cost = found.summary.latency, found.summary.throughput, found.summary.cost
-    return {
-        "ttft_s": {"p50": latency.ttft_s.p50, "p99": latency.ttft_s.p99},
-        "tpot_s": {"p50": latency.tpot_s.p50, "p99": latency.tpot_s.p99},
-        "e2e_s": {"p50": latency.e2e_s.p50, "p99": latency.e2e_s.p99},
+    spreads = {name: getattr(latency, name) for name in ("ttft_s", "tpot_s", "e2e_s")}
+    return {name: {"p50": one.p50, "p99": one.p99} for name, one in spreads.items()} | {
         "output_tokens_per_s": rates.output_tokens_per_s,
         "usd_per_million_output_tokens": cost.per_million_output_tokens,
     }

@@ -275,13 +275,7 @@ def serve(
     sockets = open_sockets(host, port, len(groups))
     ports = [int(one.getsockname()[1]) for one in sockets]
     name = model_name or chosen.model
-    app = App(
-        live,
-        words,
-        model_name=name,
-        speed=speed,
-        token=token,
-        replica_of_port=dict(zip(ports, groups, strict=True)) if port_per_replica else None,
-    )
+    replicas = dict(zip(ports, groups, strict=True)) if port_per_replica else None
+    app = App(live, words, model_name=name, speed=speed, token=token, replica_of_port=replicas)
     shown = f"[{host}]" if ":" in host else host
     serve_forever(app, sockets, drain_s, lambda: on_start([f"http://{shown}:{one}" for one in ports], name))

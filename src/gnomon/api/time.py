@@ -122,11 +122,9 @@ def _check_room(model: Model, asked: Iteration, parallelism: Parallelism, config
 
     for name, length in (("prefill", batch.prefill + batch.prefill_kv), ("kv", batch.kv if batch.decode else 0)):
         if length > model.max_context_tokens:
-            raise ConfigError(
-                f"{length:,} tokens are more than the context of {model.name}, {model.max_context_tokens:,}.",
-                where=f"--{name}",
-                fix="Give a smaller number, or a config.json with a longer context.",
-            )
+            what = f"{length:,} tokens are more than the context of {model.name}, {model.max_context_tokens:,}."
+            fix = "Give a smaller number, or a config.json with a longer context."
+            raise ConfigError(what, where=f"--{name}", fix=fix)
     plan = catalog.plan_memory(
         model,
         catalog.device(asked.device),

@@ -103,13 +103,9 @@ def checkpoint_to_resume(resume: str | None, folder: Folder, updates: int) -> Pa
 
 def _wants_to_resume(path: Path, update: int, updates: int) -> bool:
     """Ask; `q` ends the program."""
-    answer = click.prompt(
-        f"{path} holds update {update} of {updates}. Resume? [y]es, [n]o (start over), [q]uit",
-        type=click.Choice(["y", "n", "q"]),
-        default="y",
-        show_choices=False,
-        err=True,
-    )
+    question = f"{path} holds update {update} of {updates}. Resume? [y]es, [n]o (start over), [q]uit"
+    answers = click.Choice(["y", "n", "q"])
+    answer = click.prompt(question, type=answers, default="y", show_choices=False, err=True)
     if answer == "q":
         raise click.exceptions.Exit(0)
     return bool(answer == "y")

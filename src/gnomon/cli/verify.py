@@ -59,12 +59,8 @@ def _show_server(ctx: click.Context, option: click.Parameter, server: str | None
 
 
 for _name, _given in own_yaml(files("gnomon.cli") / "verify.yaml").items():
-    _proof(
-        _name,
-        _given["doing"],
-        _given["about"],
-        *(option_of(one, show=_show_server) for one in _given.get("options", ())),
-    )
+    _options = [option_of(one, show=_show_server) for one in _given.get("options", ())]
+    _proof(_name, _given["doing"], _given["about"], *_options)
 
 
 @command.command()

@@ -54,19 +54,13 @@ def engine_shape(name: str) -> dict[str, Any]:
     from gnomon import catalog
 
     model = catalog.model(name)
-    unlike = [
-        what
-        for what, is_so in (
-            ("experts", model.is_moe),
-            ("latent attention", model.mla is not None),
-            ("an MLP without a gate", not model.is_gated),
-            ("LayerNorm", model.norm_bias),
-            ("parallel attention", model.parallel_attention),
-        )
-        if is_so
-    ]
-    if unlike:
-        raise ConfigError(f"{model.name} has {', '.join(unlike)}.", where="--model", fix="Take a Llama-shaped model.")
+    unlike = {
+        "experts": model.is_moe, "latent attention": model.mla is not None, "LayerNorm": model.norm_bias,
+        "an MLP without a gate": not model.is_gated, "parallel attention": model.parallel_attention,
+    }  # fmt: skip
+    if any(unlike.values()):
+        what = f"{model.name} has {', '.join(name for name, is_so in unlike.items() if is_so)}."
+        raise ConfigError(what, where="--model", fix="Take a Llama-shaped model.")
     names = ("name", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size",
              "qk_norm")  # fmt: skip
     return {field: getattr(model, field) for field in names}

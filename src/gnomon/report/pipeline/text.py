@@ -145,19 +145,10 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
 def task_frame(run: Run) -> pl.DataFrame:
     """One row per pass and transfer, by the time at which it could begin."""
     tasks = run.trace.tasks
-    frame = pl.DataFrame(
-        {
-            "kind": [label.kind for label in run.labels],
-            "micro_batch": [label.microbatch for label in run.labels],
-            "stage": [label.stage for label in run.labels],
-            "rank": np.asarray(tasks.rank),
-            "ready": np.asarray(tasks.ready),
-            "start": np.asarray(tasks.start),
-            "end": np.asarray(tasks.end),
-            "work": np.asarray(tasks.work),
-            "throttled": np.asarray(tasks.throttled).astype(bool),
-        }
-    )
+    labels = {"kind": "kind", "micro_batch": "microbatch", "stage": "stage"}
+    columns: dict[str, Any] = {name: [getattr(one, field) for one in run.labels] for name, field in labels.items()}
+    columns |= {name: np.asarray(tasks[name]) for name in ("rank", "ready", "start", "end", "work")}
+    frame = pl.DataFrame(columns | {"throttled": np.asarray(tasks.throttled).astype(bool)})
     return frame.sort("ready", "rank", maintain_order=True)
 
 

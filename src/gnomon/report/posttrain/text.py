@@ -38,13 +38,9 @@ def run_view(result: Any) -> View:
 
 def _run_data(record: RunRecord) -> dict[str, Any]:
     return {
-        "policy": record.policy,
-        "step_s": record.step_s,
-        "tokens_s": record.tokens_s,
+        **{name: getattr(record, name) for name in ("policy", "step_s", "tokens_s")},
         "tokens_s_per_gpu": record.tokens_s / record.num_gpus,
-        "mfu": record.mfu,
-        "dollars_per_step": record.dollars_per_step,
-        "staleness": record.staleness,
+        **{name: getattr(record, name) for name in ("mfu", "dollars_per_step", "staleness")},
         "lags": {str(lag): share for lag, share in record.lags().items()},
         "dropped": record.num_dropped,
         "bubbles": record.bubbles(),

@@ -218,15 +218,14 @@ def _data(given: Any) -> dict[str, Any]:
             "delayed_by": [asdict(one) for one in delayed_by(accounts, row)],
         }
     slow = given.slow
+    scenarios = {one.change.name: one.scenario.model_dump(mode="json", exclude_unset=True) for one in given.advice}
     return told | {
         "percentile": given.percentile,
         **_slow_data(accounts, slow),
         "groups": {table.title: list(table.rows) for table in words.group_tables(accounts, given.metric, slow)},
         "advice": advice_rows(summary, given.advice, given.metric, given.statistic),
         "limits": limit_rows(summary, given.limits),
-        "scenarios": {
-            one.change.name: one.scenario.model_dump(mode="json", exclude_unset=True) for one in given.advice
-        },
+        "scenarios": scenarios,
     }
 
 

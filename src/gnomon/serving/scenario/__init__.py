@@ -105,11 +105,8 @@ class Scenario(Config):
         missing = {"prefill": "decode", "decode": "prefill"}
         for role, other in missing.items():
             if role in roles and not roles & {other, "both"}:
-                raise ConfigError(
-                    f"pools have the role {role}, but none can {other}.",
-                    where="pools",
-                    fix=f"Add one with role {other}.",
-                )
+                fix = f"Add one with role {other}."
+                raise ConfigError(f"pools have the role {role}, but none can {other}.", where="pools", fix=fix)
         if self.has_roles and self.migrates:
             what = "requests that decode do not move where prefill and decode are apart."
             raise ConfigError(what, where="fleet.migration", fix="Leave it or the roles out.")
@@ -226,11 +223,8 @@ def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
     full = dict(pool)
     for name, model in (("replica", ReplicaConfig), ("batching", BatchingConfig), ("timing", TimingConfig)):
         given, common = _keys(model, pool.get(name)), _keys(model, scenario.get(name))
-        is_other_policy = (
-            name == "batching"
-            and "policy" in given
-            and given["policy"] != common.get("policy", BatchingConfig().policy)
-        )
+        usual = common.get("policy", BatchingConfig().policy) if name == "batching" else None
+        is_other_policy = name == "batching" and given.get("policy", usual) != usual
         if name == "timing" and given.get("source", common.get("source")) != common.get("source"):
             common = {key: value for key, value in common.items() if key not in ("path", "table")}
         if given and common and not is_other_policy:
