@@ -29,9 +29,7 @@ def step_view(result: Any) -> View:
 def step_data(step: TrainStep) -> dict[str, Any]:
     memory = step.memory
     return {
-        "step_s": step.step_s,
-        "tokens_per_s": step.tokens_per_s,
-        "tokens_per_gpu_s": step.tokens_per_gpu_s,
+        **{name: getattr(step, name) for name in ("step_s", "tokens_per_s", "tokens_per_gpu_s")},
         "tflops_per_gpu_s": step.flops_per_gpu_s / 1e12,
         "mfu": step.mfu,
         "peak_memory_gb": memory.peak_bytes / GB,
@@ -232,12 +230,9 @@ def _plan_text(result: Any) -> list[Block]:
         other = Table(schedule_rows(found), left=("schedule",))
         blocks.append(Section("The best layout under other schedules", [other]))
     if job is not None:
-        blocks.append(
-            Line(
-                f"{job.tokens:.3g} tokens take {job.days:,.1f} days and ${job.dollars:,.0f}; a step takes"
-                f" {job.p50_s:.4g} s in the median and {job.p99_s:.4g} s at P99 of GPUs that vary."
-            )
-        )
+        whole = f"{job.tokens:.3g} tokens take {job.days:,.1f} days and ${job.dollars:,.0f}"
+        steps = f"{job.p50_s:.4g} s in the median and {job.p99_s:.4g} s at P99 of GPUs that vary"
+        blocks.append(Line(f"{whole}; a step takes {steps}."))
     blocks += [Command(name, command) for name, command in result.commands.items()]
     return [*blocks, *lines(found.notes, "note")]
 

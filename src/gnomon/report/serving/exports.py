@@ -77,19 +77,12 @@ def batch_metrics(run: Run) -> str:
         pl.col("start_s").min(), pl.col("end_s").max(), pl.col("size", "tokens", "prefill_tokens", "decodes").first(),
         seconds=(pl.col("end_s") - pl.col("start_s")).sum(),
     )  # fmt: skip
-    return (
-        batches.sort("start_s", "replica")
-        .select(
-            pl.int_range(pl.len()).alias("Batch Id"),
-            pl.col("replica").alias("replica_id"),
-            pl.col("seconds").alias("batch_execution_time"),
-            pl.col("size").alias("batch_size"),
-            pl.col("tokens").alias("batch_num_tokens"),
-            pl.col("prefill_tokens").alias("batch_num_prefill_tokens"),
-            pl.col("decodes").alias("batch_num_decode_tokens"),
-        )
-        .write_csv()
-    )
+    named = {
+        "replica_id": "replica", "batch_execution_time": "seconds", "batch_size": "size", "batch_num_tokens": "tokens",
+        "batch_num_prefill_tokens": "prefill_tokens", "batch_num_decode_tokens": "decodes",
+    }  # fmt: skip
+    numbered = batches.sort("start_s", "replica").with_row_index("Batch Id")
+    return numbered.select("Batch Id", **{theirs: pl.col(ours) for theirs, ours in named.items()}).write_csv()
 
 
 def chrome_trace(run: Run) -> str:
@@ -181,12 +174,9 @@ def _llmd_report(f: _Figures) -> str:
                   "model": {"name": f.scenario.model}, "accelerator": accelerator}  # fmt: skip
         about = {"label": f"pool-{number}", "cfg_id": uid}
         stack.append({"metadata": about, "standardized": engine, "native": {"config": json.loads(text)}})
-    lengths = [
-        {"distribution": "other", "value": float(one.mean()), "min": int(one.min()), "max": int(one.max())}
-        if one.size
-        else {"distribution": "other", "value": 0}
-        for one in (f.prompt, f.output)
-    ]
+    lengths: list[dict[str, Any]] = [{"distribution": "other", "value": 0}, {"distribution": "other", "value": 0}]
+    for length, one in zip(lengths, (f.prompt, f.output), strict=True):
+        length |= {"value": float(one.mean()), "min": int(one.min()), "max": int(one.max())} if one.size else {}
     load = {"tool": "gnomon", "tool_version": __version__, "source": "unknown", "input_seq_len": lengths[0],
             "output_seq_len": lengths[1], "rate_qps": rates.offered_requests_per_s}  # fmt: skip
     aggregate = {

@@ -73,15 +73,8 @@ def request_frame(run: Run) -> pl.DataFrame:
         "output_tokens": q.output_tokens,
         "scheduled_s": np.where(scheduled, q.scheduled_s, np.nan),
         **{stamp: np.where(q[stamp] >= 0, q[stamp], np.nan) for stamp in stamps},
-        "scheduling_delay_s": times.scheduling_delay_s,
-        "ttft_s": times.ttft_s,
-        "tpot_s": times.tpot_s,
-        "e2e_s": times.e2e_s,
-        "normalized_s": times.normalized_s,
-        "preempted_s": q.preempted_s,
-        "num_restarts": q.num_restarts,
-        "cached_tokens": q.cached_tokens,
-        "session": q.session,
+        **{name: getattr(times, name) for name in ("scheduling_delay_s", "ttft_s", "tpot_s", "e2e_s", "normalized_s")},
+        **{name: q[name] for name in ("preempted_s", "num_restarts", "cached_tokens", "session")},
     }
     if run.requests.classes:
         names = np.array([one.name for one in run.requests.classes])
@@ -108,19 +101,11 @@ EXTRAS = ("csv", "events", "operators")
 """What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
 
 
+_TABLES = ("requests", "iterations", "operators", "operators_over_time", "fleet")
 FILES = (
-    "scenario.yaml",
-    "summary.json",
-    *(
-        f"{table}.{suffix}"
-        for table in ("requests", "iterations", "operators", "operators_over_time", "fleet")
-        for suffix in ("parquet", "csv")
-    ),
-    "events.json",
-    "trace.json.gz",
-    "report.html",
-    *(file for files in EXPORTS.values() for file in files),
-)
+    "scenario.yaml", "summary.json", *(f"{table}.{suffix}" for table in _TABLES for suffix in ("parquet", "csv")),
+    "events.json", "trace.json.gz", "report.html", *(file for files in EXPORTS.values() for file in files),
+)  # fmt: skip
 """What the folder of a run holds: nothing else."""
 
 
@@ -146,12 +131,8 @@ def _text(result: Any) -> list[Block]:
 
 def _data(result: Any) -> dict[str, Any]:
     """The summary, its intervals and the scenario as nested plain data."""
-    known = {
-        "capacity": result.headroom.to_dict(),
-        "intervals": as_data(result.intervals),
-        "scenario": result.scenario.model_dump(mode="json"),
-    }
-    return dict(result.summary.to_dict() | known)
+    known = {"capacity": result.headroom.to_dict(), "intervals": as_data(result.intervals)}
+    return dict(result.summary.to_dict() | known | {"scenario": result.scenario.model_dump(mode="json")})
 
 
 def write_run(

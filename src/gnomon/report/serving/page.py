@@ -77,11 +77,8 @@ def key_figures(summary: Summary, room: Headroom | None = None, intervals: Inter
     """What is shown first, with 90 % intervals where they are known."""
     t, use, slo = summary.throughput, summary.utilization, summary.slo
     million = summary.cost.per_million_output_tokens
-    cards = [
-        _spread("time to first token", summary.latency.ttft_s, intervals, "ttft_s"),
-        _spread("time per output token", summary.latency.tpot_s, intervals, "tpot_s"),
-        _spread("end to end", summary.latency.e2e_s, intervals, "e2e_s"),
-    ]
+    first = {"ttft_s": "time to first token", "tpot_s": "time per output token", "e2e_s": "end to end"}
+    cards = [_spread(name, getattr(summary.latency, key), intervals, key) for key, name in first.items()]
     if slo is not None:
         goodput = f"goodput {slo.goodput_requests_per_s:.3g}/s"
         cards.append(_card("SLO met by", f"{slo.attainment:.1%}", goodput, slo.attainment >= 0.99))
@@ -137,11 +134,8 @@ def _why(run: Run) -> list[Block]:
 def _operator_rows(run: Run) -> list[words.Row]:
     """Where the GPUs' time goes, operator by operator, and where each one's time comes from."""
     weight = pl.col("seconds") * pl.col("num_iterations")
-    frame = (
-        operator_frame(run, with_spread=False)
-        .group_by("operator", "provenance", maintain_order=True)
-        .agg(s=weight.sum())
-    )
+    operators = operator_frame(run, with_spread=False).group_by("operator", "provenance", maintain_order=True)
+    frame = operators.agg(s=weight.sum())
     total = frame["s"].sum()
     return [
         {"operator": one["operator"], "share of GPU time": f"{one['s'] / total:.1%}", "from": one["provenance"] or "–"}

@@ -268,9 +268,7 @@ def class_rows(summary: Summary) -> list[Row]:
             "finished": one.finished,
             "shed": one.shed,
             "TTFT P50": seconds(one.ttft_s.p50),
-            "TTFT P99": seconds(one.ttft_s.p99),
-            "TPOT P99": seconds(one.tpot_s.p99),
-            "E2E P99": seconds(one.e2e_s.p99),
+            **{f"{name.upper()} P99": seconds(getattr(one, f"{name}_s").p99) for name in ("ttft", "tpot", "e2e")},
             "SLO met": f"{one.slo.attainment:.1%}" if one.slo else None,
             "service": f"{one.service_share:.1%}" if one.service_share is not None else None,
             "pre-emptions": one.preemptions,
@@ -287,6 +285,7 @@ def fairness_words(fairness: Fairness) -> str:
 
 def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
     has_roles = any(use.role != "both" for use in summary.replicas)
+    shares = {"busy": "busy", "MFU": "mfu", "HBM": "hbm", "KV mean": "kv_mean", "KV peak": "kv_peak"}
     return [
         {
             "replica": f"{use.replica} {use.role}" if has_roles else use.replica,
@@ -294,11 +293,7 @@ def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
             "finished": use.finished,
             "batches": use.iterations,
             "tokens": use.tokens,
-            "busy": f"{use.utilization.busy:.1%}",
-            "MFU": f"{use.utilization.mfu:.1%}",
-            "HBM": f"{use.utilization.hbm:.1%}",
-            "KV mean": f"{use.utilization.kv_mean:.1%}",
-            "KV peak": f"{use.utilization.kv_peak:.1%}",
+            **{name: f"{getattr(use.utilization, share):.1%}" for name, share in shares.items()},
             "pre-emptions": use.preemptions,
             "prefix hits": f"{use.prefix_hit_rate:.1%}" if use.prefix_hit_rate is not None else None,
         }

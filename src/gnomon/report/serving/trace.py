@@ -296,14 +296,9 @@ def request_slices(run: Run, start_s: float, end_s: float, first_process: int) -
     about = {"request": shown, "prompt_tokens": q.prompt_tokens[shown], "output_tokens": q.output_tokens[shown]}
     columns = {"pid": first_process + replicas, "tid": taken, **about}
     at = np.rint(stamps * 1e6).astype(np.int64)
-    slices = pl.DataFrame(
-        {
-            "name": PHASES * shown.size,
-            "ts": at[:-1].T.ravel(),
-            "dur": np.diff(at, axis=0).T.ravel(),
-            **{name: np.repeat(column, len(PHASES)) for name, column in columns.items()},
-        }
-    )
+    each = {name: np.repeat(column, len(PHASES)) for name, column in columns.items()}
+    span = {"ts": at[:-1].T.ravel(), "dur": np.diff(at, axis=0).T.ravel()}
+    slices = pl.DataFrame({"name": PHASES * shown.size, **span, **each})
     slices = slices.filter(pl.col("dur") > 0)
     return slices.select("name", pl.lit("X").alias("ph"), "ts", "dur", "pid", "tid", args=pl.struct(*about)), names
 
