@@ -54,13 +54,9 @@ class Comparison(Result):
     @cached_property
     def differences(self) -> dict[str, list[Difference]]:
         """For every other variant, its paired differences to the baseline."""
-        first, *others = self.results.values()
-        names = list(self.results)[1:]
+        (_, first), *others = self.results.items()
         before, seed = request_times(first.run), first.scenario.seed
-        return {
-            name: paired_differences(before, request_times(result.run), seed)
-            for name, result in zip(names, others, strict=True)
-        }
+        return {name: paired_differences(before, request_times(one.run), seed) for name, one in others}
 
     def times(self, metric: str) -> dict[str, Floats]:
         """A latency (`ttft_s`, `tpot_s`, `e2e_s`) of every request, by variant."""
@@ -68,12 +64,8 @@ class Comparison(Result):
 
     def against(self, metric: str, statistic: str) -> dict[str, Difference]:
         """One figure of every other variant against the baseline's."""
-        return {
-            name: one
-            for name, found in self.differences.items()
-            for one in found
-            if (one.metric, one.statistic) == (metric, statistic)
-        }
+        rows = [(name, one) for name, found in self.differences.items() for one in found]
+        return {name: one for name, one in rows if (one.metric, one.statistic) == (metric, statistic)}
 
     def change_drawn(self, title: str, metric: str, statistic: str, order: Sequence[str]) -> Drawing:
         """The change of one figure against the baseline, in an order of one's own."""

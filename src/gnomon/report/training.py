@@ -60,8 +60,11 @@ def _step_text(result: Any) -> list[Block]:
         f"{c.gpus} GPUs: tensor {c.tensor_parallel} x pipeline {c.pipeline_parallel} x context {c.context_parallel}"
         f" x data {c.data_parallel}; {c.num_microbatches} micro-batches of {c.micro_batch} x {c.sequence:,} tokens"
     )
-    time = [row | {"share": f"{row['share']:.1%}"} for row in data["time"]]
+    rows = [row | {"share": f"{row['share']:.1%}"} for row in data["time"]]
     slowest = "The slowest pipeline rank. MFU: over the peak of the products' number format."
+    time = Table(rows, caption=slowest, left=("part", "what"))
+    drawn = Plot("memory", lambda: memory_figure(step))
+    memory: list[Block] = [bars(*memory_bars(step), "figure"), drawn, Table(data["memory"])]
     return [
         Line(head),
         Line(layout),
@@ -70,14 +73,8 @@ def _step_text(result: Any) -> list[Block]:
         Card("MFU", f"{step.mfu:.1%}", f"{data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU"),
         Card("peak memory", f"{data['peak_memory_gb']:.1f} GB", f"of {data['device_memory_gb']:.1f} GB"),
         *lines([] if step.fits else [result.misfit], "warning"),
-        Section(
-            "Where the time goes",
-            [bars(*time_bars(step), "figure"), Table(time, caption=slowest, left=("part", "what"))],
-        ),
-        Section(
-            f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak",
-            [bars(*memory_bars(step), "figure"), Plot("memory", lambda: memory_figure(step)), Table(data["memory"])],
-        ),
+        Section("Where the time goes", [bars(*time_bars(step), "figure"), time]),
+        Section(f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak", memory),
         *lines(step.notes, "note"),
     ]
 

@@ -170,11 +170,8 @@ def import_command(source: Path, model: str, device: str, node: str | None, degr
         bundle.write(out, bundle.merge([old, rows]), facts)
     print_rows(report, title=str(out))
     if others := _other_nodes(source, where):
-        click.echo(
-            f"Collectives of {', '.join(others)} were left out: those of {where.name} were looked for. "
-            "Give --node for others.",
-            err=True,
-        )
+        told = f"Collectives of {', '.join(others)} were left out: those of {where.name} were looked for."
+        click.echo(f"{told} Give --node for others.", err=True)
 
 
 def _other_nodes(source: Path, node: Node) -> list[str]:

@@ -102,15 +102,8 @@ def slow_blocks(accounts: Accounts, slow: Slow) -> list[Block]:
     for i, part in enumerate(PARTS):
         a, b = float(slow.parts_slow_s[i]), float(slow.parts_typical_s[i])
         if a > 0.0 or b > 0.0:
-            rows.append(
-                {
-                    "part": part.words,
-                    "slow": _s(a),
-                    "share": f"{a / slow.slow_s:.1%}",
-                    "typical": _s(b),
-                    "more": f"{'+' if a >= b else '−'}{_s(abs(a - b))}",
-                }
-            )
+            times = {"slow": _s(a), "share": f"{a / slow.slow_s:.1%}", "typical": _s(b)}
+            rows.append({"part": part.words, **times, "more": f"{'+' if a >= b else '−'}{_s(abs(a - b))}"})
     blocks.append(Table(rows, f"Where the time goes, {slow.metric.upper()} ({who} against the median)"))
     blocks.append(Table(slowest_rows(accounts, slow), "The slowest requests"))
     groups = group_tables(accounts, slow.metric, slow)

@@ -210,10 +210,7 @@ def series_rows(run: Run, summary: Summary) -> list[dict[str, float]]:
     at = series["middle_s"]
     columns = {name: series[name] for name in _RATES}
     columns |= {name: np.interp(at, series["at_s"], series[name]) for name in _LEVELS}
-    return [
-        {"time_s": float(moment)} | {name: float(values[i]) for name, values in columns.items()}
-        for i, moment in enumerate(at)
-    ]
+    return pl.DataFrame({"time_s": at, **columns}).to_dicts()
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -173,11 +173,8 @@ CONTROLS: tuple[Control, ...] = (
 def body(state: dict[str, Any]) -> list[Component]:
     """Run and cancel; then the answer: figures, the fronts, the ranking, and why others are not in it."""
     drawn = [graph(PAGE.id(name), PLOT_PX, label="Worth against latency at capacity") for name in PLOTS]
-    plotted = section(
-        "Throughput per dollar against latency",
-        html.P("Click a point to open it in Serve.", className="more"),
-        plots(*drawn),
-    )
+    hint = html.P("Click a point to open it in Serve.", className="more")
+    plotted = section("Throughput per dollar against latency", hint, plots(*drawn))
     fits = html.P(id=PAGE.id("fits"), className="more")
     before = section("", fits, graph(PAGE.id("space"), PLOT_PX, label=SPACE))
     return [
