@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
@@ -200,9 +200,9 @@ def register_job(app: Dash, page: Page, work: Work, ask: Ask) -> None:
 
     @callback(
         app,
-        output={"job": Output(page.id("job"), "value"), "messages": page.messages()},
-        inputs={"clicks": Input(page.id("run"), "n_clicks")},
-        state={"raw": {one.name: State(page.id(one.name), "value") for one in page.controls}},
+        output={"job": page.output("job", "value"), "messages": page.messages()},
+        inputs={"clicks": page.input("run", "n_clicks")},
+        state={"raw": {one.name: page.state(one.name) for one in page.controls}},
         prevent_initial_call=True,
     )
     def run(clicks: int, raw: dict[str, Any]) -> dict[str, Any]:
@@ -213,25 +213,17 @@ def register_job(app: Dash, page: Page, work: Work, ask: Ask) -> None:
         except GnomonError as error:
             return {"job": no_update, "messages": page.explain(error)}
 
-    @callback(
-        app,
-        Output(page.id("bar"), "style"),
-        Output(page.id("progress"), "children"),
-        Output(page.id("poll"), "disabled"),
-        Output(page.id("cancel"), "disabled"),
-        Output(page.id("finished"), "data"),
-        Input(page.id("job"), "value"),
-        Input(page.id("poll"), "n_intervals"),
-        Input(page.id("cancel"), "n_clicks"),
-        State(page.id("finished"), "data"),
-    )
+    shown = page.outputs("progress", bar="style", poll="disabled", cancel="disabled", finished="data")
+    clicks = [page.input("job"), page.input("poll", "n_intervals"), page.input("cancel", "n_clicks")]
+
+    @callback(app, list(shown.values()), [*clicks, page.state("finished", "data")])
     def follow(job: str, intervals: int, cancels: int, finished: str | None) -> tuple[Any, ...]:
         if ctx.triggered_id == page.id("cancel") and cancels:
             cancel(job or "")
         now = status(job or "")
         is_new = now.state == "done" and finished != job
         is_over = now.state != "running"
-        return {"width": f"{_share(now):.1%}"}, _words(job, now), is_over, is_over, job if is_new else no_update
+        return _words(job, now), {"width": f"{_share(now):.1%}"}, is_over, is_over, job if is_new else no_update
 
 
 def start_anew(page: Page, work: Work, ask: Ask, raw: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from dash import Dash, Input, Output, dcc, html
+from dash import State as DashState
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
@@ -72,6 +73,15 @@ class Page:
     def copies(self) -> Component:
         """The place for scenarios and commands to copy."""
         return html.Section([html.H2("Copy"), self.slot("copies", "copies")])
+
+    def output(self, name: str, what: str, **more: Any) -> Output:
+        return Output(self.id(name), what, **more)
+
+    def input(self, name: str, what: str = "value") -> Input:
+        return Input(self.id(name), what)
+
+    def state(self, name: str, what: str = "value") -> DashState:
+        return DashState(self.id(name), what)
 
     def outputs(self, *names: str, **kinds: str) -> dict[str, Output]:
         """Its components' children, and of others what `kinds` says, for a callback's `output`."""

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
@@ -32,7 +32,7 @@ def draw_live(
         app,
         output={**outputs, "messages": page.messages()},
         inputs={"raw": inputs or page.inputs()},
-        state={"view": State(page.id("opened"), "data")},
+        state={"view": page.state("opened", "data")},
         prevent_initial_call="initial_duplicate",
     )
     def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def register_boxes(app: Dash, page: Page, deciding: Collection[str], boxes: Coll
 
     @callback(
         app,
-        output={name: Output(page.id(name, "box"), "style") for name in boxes},
-        inputs={"state": {name: Input(page.id(name), "value") for name in deciding}},
+        output={name: page.output(f"{name}-box", "style") for name in boxes},
+        inputs={"state": {name: page.input(name) for name in deciding}},
         prevent_initial_call=True,
     )
     def hide(state: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dash import Dash, Input, Output, State, html, no_update
+from dash import Dash, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -161,19 +161,13 @@ def register(app: Dash) -> None:
     outputs = {
         **{name: tall_outputs(PAGE.id(name)) for name in ("gantt", "over_time")},
         **PAGE.outputs("cards", "rest", "copies", heat="figure"),
-        "tabs": {name: Output(PAGE.id("tab", name), "style") for name in OF_TABS},
+        "tabs": {name: PAGE.output(f"tab-{name}", "style") for name in OF_TABS},
     }
     draw_live(app, PAGE, outputs, _drawn)
 
-    @callback(
-        app,
-        Output(PAGE.id("fwd_prop"), "value"),
-        Output(PAGE.id("grad_prop"), "value"),
-        Output(PAGE.id("grad_sync"), "value"),
-        Input(PAGE.id("heat"), "clickData"),
-        State(PAGE.id("grid"), "value"),
-        prevent_initial_call=True,
-    )
+    clicked = [PAGE.input("heat", "clickData"), PAGE.state("grid")]
+
+    @callback(app, [PAGE.output(name, "value") for name in TRANSFERS], clicked, prevent_initial_call=True)
     def choose(click: dict[str, Any] | None, step: str) -> Any:
         point = click["points"][0] if click else {"x": "", "y": ""}
         return priorities_at(float(step), (str(point["y"]), str(point["x"]))) or (no_update,) * 3

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, html, no_update
+from dash import Dash, Output, ctx, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import __version__, catalog
@@ -208,7 +208,7 @@ def register(app: Dash) -> None:
             **PAGE.outputs("answer", "tables", empty="style", found="style", dir="value"),
             "messages": PAGE.messages(),
         },
-        inputs={"folder": Input(PAGE.id("dir"), "value"), "job": Input(PAGE.id("finished"), "data")},
+        inputs={"folder": PAGE.input("dir"), "job": PAGE.input("finished", "data")},
         prevent_initial_call="initial_duplicate",
     )
     def show(folder: str, job: str | None) -> dict[str, Any]:
@@ -244,14 +244,10 @@ def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _open_in_serve(app: Dash, name: str) -> None:
-    @callback(
-        app,
-        Output("address", "href", allow_duplicate=True),
-        Input(PAGE.id(name), "clickData"),
-        State(PAGE.id("dir"), "value"),
-        State(PAGE.id("finished"), "data"),
-        prevent_initial_call=True,
-    )
+    serve = Output("address", "href", allow_duplicate=True)
+    clicked = [PAGE.input(name, "clickData"), PAGE.state("dir"), PAGE.state("finished", "data")]
+
+    @callback(app, serve, clicked, prevent_initial_call=True)
     def go(click: dict[str, Any] | None, folder: str, job: str | None) -> Any:
         place = click["points"][0].get("customdata") if click else None
         found = None if place is None else _found(folder, job)

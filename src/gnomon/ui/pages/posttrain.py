@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -183,7 +183,7 @@ def _register_comparison(app: Dash) -> None:
     @callback(
         app,
         output={**PAGE.outputs("how", "rows", comparison="style"), "plot": tall_outputs(PAGE.id("compared"))},
-        inputs=[Input(PAGE.id("finished"), "data")],
+        inputs=[PAGE.input("finished", "data")],
         prevent_initial_call=True,
     )
     def show(job: str | None) -> dict[str, Any]:
@@ -193,13 +193,7 @@ def _register_comparison(app: Dash) -> None:
         plot, how = ("plans", "") if isinstance(found, PosttrainPlan) else ("policies", HOW)
         return {"comparison": SHOWN, "plot": tall(found.drawings[plot]), "rows": shown(found.text()), "how": how}
 
-    @callback(
-        app,
-        Output(PAGE.id("stale"), "children"),
-        Input(PAGE.id("finished"), "data"),
-        _live(),
-        prevent_initial_call=True,
-    )
+    @callback(app, PAGE.output("stale", "children"), PAGE.input("finished", "data"), _live(), prevent_initial_call=True)
     def say_if_stale(job: str | None, raw: dict[str, Any]) -> Any:
         if not job or jobs.status(job).state != "done":
             return []
@@ -212,9 +206,7 @@ def _register_comparison(app: Dash) -> None:
         said = "This comparison was made with other settings than the present ones."
         return [] if same else shown([Line(said, "warning")])
 
-    @callback(
-        app, Output(PAGE.id("policy"), "value"), Input(PAGE.id("compared"), "clickData"), prevent_initial_call=True
-    )
+    @callback(app, PAGE.output("policy", "value"), PAGE.input("compared", "clickData"), prevent_initial_call=True)
     def choose(click: dict[str, Any] | None) -> Any:
         policy = click["points"][0].get("customdata") if click else None
         return policy if policy in POLICIES.names() else no_update

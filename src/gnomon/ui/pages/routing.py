@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -221,7 +221,7 @@ def register(app: Dash) -> None:
     @callback(
         app,
         output={**plain, "distributions": tall_outputs(PAGE.id("distributions"))},
-        inputs={"job": Input(PAGE.id("finished"), "data"), "view": {name: inputs[name] for name in VIEWED}},
+        inputs={"job": PAGE.input("finished", "data"), "view": {name: inputs[name] for name in VIEWED}},
         prevent_initial_call=True,
     )
     def show(job: str | None, view: dict[str, Any]) -> dict[str, Any]:
@@ -242,8 +242,8 @@ def register(app: Dash) -> None:
 
     @callback(
         app,
-        output={"curves": Output(PAGE.id("curves"), "children"), "messages": of_curves},
-        inputs={"raw": {name: inputs[name] for name in FOR_CURVES}, "tick": Input(PAGE.id("tick"), "n_intervals")},
+        output={"curves": PAGE.output("curves", "children"), "messages": of_curves},
+        inputs={"raw": {name: inputs[name] for name in FOR_CURVES}, "tick": PAGE.input("tick", "n_intervals")},
         prevent_initial_call="initial_duplicate",
     )
     def curves(raw: dict[str, Any], tick: int | None) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def register(app: Dash) -> None:
 
     @callback(
         app,
-        output=Output(PAGE.id("copies"), "children"),
+        output=PAGE.output("copies", "children"),
         inputs={"raw": {name: one for name, one in inputs.items() if name not in (*FOR_CURVES, *VIEWED, "job")}},
     )
     def copies(raw: dict[str, Any]) -> Any:
@@ -266,7 +266,7 @@ def register(app: Dash) -> None:
         command = f"gnomon compare scenario.yaml --vary router.name={','.join(names)}"
         return commands({"scenario.yaml": as_yaml(scenario), "Command line": command})
 
-    @callback(app, Output(PAGE.id("tick"), "disabled"), Input(PAGE.id("follow"), "value"))
+    @callback(app, PAGE.output("tick", "disabled"), PAGE.input("follow"))
     def follow(ticked: list[str] | None) -> bool:
         return not ticked
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, dcc, html
 from dash.development.base_component import Component
 
 from gnomon.api.serving import Scenario
@@ -30,7 +30,7 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    @callback(app, Output(PAGE.id("list"), "children"), Input(PAGE.id("find"), "value"), Input(PAGE.id("run"), "value"))
+    @callback(app, PAGE.output("list", "children"), PAGE.input("find"), PAGE.input("run"))
     def show(find: str | None, run: str) -> Any:
         return [] if run else _listed(runs_folder(), (find or "").strip().lower())
 

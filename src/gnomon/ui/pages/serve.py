@@ -4,7 +4,7 @@ import secrets
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -125,12 +125,9 @@ def _register_story(app: Dash) -> None:
 
     @callback(
         app,
-        output=Output(PAGE.id("story"), "children"),
-        inputs={"clicked": {name: Input(PAGE.id("plot", name), "clickData") for name in LATENCIES}},
-        state={
-            "raw": {one.name: State(PAGE.id(one.name), "value") for one in PAGE.controls},
-            "view": State(PAGE.id("view"), "data"),
-        },
+        output=PAGE.output("story", "children"),
+        inputs={"clicked": {name: PAGE.input(f"plot-{name}", "clickData") for name in LATENCIES}},
+        state={"raw": {one.name: PAGE.state(one.name) for one in PAGE.controls}, "view": PAGE.state("view", "data")},
         prevent_initial_call=True,
     )
     def tell(clicked: dict[str, Any], raw: dict[str, Any], view: str) -> Any:
@@ -167,12 +164,9 @@ def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Co
 def _register_pins(app: Dash) -> None:
     @callback(
         app,
-        output=Output(PAGE.id("pins"), "value"),
-        inputs={"pin": Input(PAGE.id("pin"), "n_clicks")},
-        state={
-            "raw": {one.name: State(PAGE.id(one.name), "value") for one in CONTROLS},
-            "kept": State(PAGE.id("pins"), "value"),
-        },
+        output=PAGE.output("pins", "value"),
+        inputs={"pin": PAGE.input("pin", "n_clicks")},
+        state={"raw": {one.name: PAGE.state(one.name) for one in CONTROLS}, "kept": PAGE.state("pins")},
         prevent_initial_call=True,
     )
     def change(pin: int, raw: dict[str, Any], kept: str) -> Any:
@@ -184,11 +178,11 @@ def _register_upload(app: Dash) -> None:
         app,
         output={
             "values": PAGE.values(),
-            "workloads": Output(PAGE.id("workload", "select"), "children"),
-            "message": Output(PAGE.id("upload", "error"), "children"),
+            "workloads": PAGE.output("workload-select", "children"),
+            "message": PAGE.output("upload-error", "children"),
         },
-        inputs={"content": Input(PAGE.id("upload"), "contents")},
-        state={"name": State(PAGE.id("upload"), "filename"), "columns": State(PAGE.id("columns"), "value")},
+        inputs={"content": PAGE.input("upload", "contents")},
+        state={"name": PAGE.state("upload", "filename"), "columns": PAGE.state("columns")},
         prevent_initial_call=True,
     )
     def load(content: str | None, name: str, columns: str | None) -> dict[str, Any]:

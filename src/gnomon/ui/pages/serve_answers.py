@@ -9,7 +9,7 @@ from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dash import Dash, Output, State
+from dash import Dash
 from flask import Response, abort, request
 from plotly.io.json import to_json_plotly
 
@@ -270,8 +270,8 @@ def register_live(app: Dash, page: Page) -> None:
     names = json.dumps([one.name for one in page.controls])
     app.clientside_callback(
         f"function(...values) {{ return dash_clientside.gnomon.ask('{ROUTE}', 'serve', {names}, values); }}",
-        Output(page.id("asked"), "data"),
-        [*page.inputs().values(), State(page.id("view"), "data")],
+        page.output("asked", "data"),
+        [*page.inputs().values(), page.state("view", "data")],
     )
 
     def answer() -> Response:
