@@ -348,7 +348,7 @@ def is_steady(data: Data) -> bool:
 def check_easier(done: Run, other: Run, what: str) -> None:
     """Requests that end in both runs take no longer in the mean, but for what batches make of it."""
     one, two = done.cluster.requests, other.cluster.requests
-    if len(one) != len(two) or (done.pools[1:] and (one.status == REJECTED).any()):
+    if len(one) != len(two) or (done.pools[1:] and any((q.status == REJECTED).any() for q in (one, two))):
         return  # A pool that turns requests away gets more of them, if there is more of it.
     both = (one.status == FINISHED) & (two.status == FINISHED)
     require(int((two.status == FINISHED).sum()) >= int((one.status == FINISHED).sum()), "worse",

@@ -34,6 +34,7 @@ def host(replica: int, free: int, running: int, *guests: Guest, waits: int = 0, 
         (host(0, 40, 0), 40.0),
         (host(0, 40, 9, waits=100), (40 - 7) / 10),  # The first prompt of the queue is one of them, and asks for 7.
         (host(0, 4, 4, waits=100), -3 / 5),
+        (host(0, 40, 9, waits=10), 3.9),  # One block is one, too.
         (host(0, 40, 10, is_up=False), -np.inf),
     ],
 )

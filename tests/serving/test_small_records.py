@@ -61,7 +61,7 @@ def test_sums_over_iterations_do_not_wrap() -> None:
 def _write(log: Log, gaps: Floats) -> None:
     lent = borrow(log)
     for gap in gaps:
-        log_gap(lent, gap, 2)
+        log_gap(lent, gap, 1)
 
 
 def test_merged_gaps_keep_counts_sums_and_percentiles() -> None:
@@ -71,10 +71,26 @@ def test_merged_gaps_keep_counts_sums_and_percentiles() -> None:
     _write(log, gaps)
     used = log.used[2]
     seconds, counts = log.gap_s[:used], log.gap_count[:used]
-    assert log.used[4] > 1 and counts.sum() == 2 * gaps.size
-    assert np.dot(seconds, counts) == pytest.approx(2 * gaps.sum())
+    assert log.used[4] > 1 and counts.sum() == gaps.size
+    assert np.dot(seconds, counts) == pytest.approx(gaps.sum())
     order = np.argsort(seconds)
     reached = np.cumsum(counts[order]) / counts.sum()
     for share in (0.1, 0.5, 0.99):
         found = seconds[order[np.searchsorted(reached, share)]]
         assert found == pytest.approx(np.quantile(gaps, share), rel=0.003)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_full_log_keeps_every_second_iteration_again_and_again(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnomon.serving.run import simulate
+
+    setup = scenario(num_replicas=replicas, workload={"num_requests": 20})
+    whole, columns = run(setup).log, ["replica", "number", "start_s", "end_s", "size", "tokens"]
+    monkeypatch.setattr(simulate, "new_log", lambda **kept: new_log(64, 100, **kept))
+    log = run(setup).log
+    assert log.used[3] > 2 and log.used[0] > 32
+    rows = whole.iterations[: whole.used[0]]
+    expected = rows[(rows.number - 1) % log.used[3] == 0]
+    assert log.iterations[: log.used[0]][columns].tolist() == expected[columns].tolist()
