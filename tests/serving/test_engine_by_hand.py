@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.serving.engine import arrivals, completions, contract, dispatch, loop
+from gnomon.serving.engine import arrivals, batch_operations, completions, contract, dispatch, loop
 from gnomon.serving.engine.calendar import KV_LOST, NEVER, REQUEST_ARRIVES, REQUEST_SENT, new_calendar
 from gnomon.serving.engine.state import (
     FAULT,
@@ -738,3 +738,9 @@ def test_gaps_between_tokens_are_logged_once() -> None:
 
 
 __all__ = ["IN_FLIGHT"]
+
+
+def test_the_running_list_is_sorted_by_arrival() -> None:
+    replica = Bag(state=Bag(num_running=5), running=np.array([7, 2, 9, 3, 1, 0]))
+    plain(batch_operations.sort_running_by_arrival)(replica)
+    assert replica.running.tolist() == [1, 2, 3, 7, 9, 0], "what is behind them stays"

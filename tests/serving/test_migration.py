@@ -117,6 +117,15 @@ def test_one_that_is_done_by_then_stays(once: dict[str, Any]) -> None:
     assert done.cluster.requests.replica[0] == 0
 
 
+@pytest.mark.parametrize(("output", "moves"), [(301, False), (302, True)])
+def test_one_that_ends_with_the_token_that_is_computed_stays(once: dict[str, Any], output: int, moves: bool) -> None:
+    """Its KV is there at 3.001 s, and the token at 3.01 s is its 301st."""
+    done = moved("kv", requests_of([0.0], [100], [output]))
+    assert done.fleet is not None and bool(done.fleet.moved) is moves
+    assert done.cluster.requests.replica[0] == moves
+    check_invariants(done)
+
+
 def test_without_kv_it_is_prefilled_again(once: dict[str, Any]) -> None:
     """It leaves with the token at 1.01 s, its 101st; its 201 tokens are prefilled in the next iteration."""
     done = moved("nothing")
