@@ -293,3 +293,25 @@ def test_goals_over_the_suite_count_cells_and_name_losses():
     assert goodput.losses[0].worse.mean == pytest.approx(0.1), "below is a loss"
     assert tail.is_met and tail.sentence.endswith("Met.")
     assert any("plain-90" in str(block) for block in route_files.suite_blocks(found))
+
+
+def test_what_was_learned_is_held_against_its_teacher():
+    """3 % above it in one cell of two; the teacher itself, and a rule beside it, are held against nobody's teacher."""
+    against = tuple(
+        Contender(name, RouterConfig(name="random"), role)
+        for name, role in (
+            ("learned", "policy"), ("unselfish", "teacher"), ("gateway", "teacher"), ("least_outstanding", "heuristic"),
+        )
+    )  # fmt: skip
+    rows = tuple(
+        Row(name, seed, one.name, e2e_s, e2e_s, e2e_s, 0.1, 0.1, 0.2, 10.0, 0.0, 100, 9.0, 1.0)
+        for name in ("plain-50", "plain-75")
+        for seed in (0, 1)
+        for one in against
+        for e2e_s in [1.03 if (name, one.name) == ("plain-75", "learned") else 1.0]
+    )
+    found = suite_goals.judge(RouteComparison(rows, against, {name: Scenario() for name in ("plain-50", "plain-75")}))
+    (taught,) = (one for one in found if one.goal.baseline == "unselfish")
+    assert taught.router == "learned" and [one.scenario for one in taught.losses] == ["plain-75"]
+    assert taught.sentence.startswith("learned: mean E2E at most 1% above unselfish of each cell in 1 of 2 cells")
+    assert len(found) == 10
