@@ -28,17 +28,15 @@ def view(result: Any) -> View:
 
 def _text(found: Calibrated) -> list[Block]:
     about = found.calibration.provenance
-    is_held = any(not one.is_fitted for one in found.checks)
+    held = " (held out: on the fitted ones)" if any(not one.is_fitted for one in found.checks) else ""
+    how = (
+        f"Each load by constants fitted on the others{held}: errors of the mean, predicted over recorded, and the "
+        "promised 90 % interval of the predicted one. Step: iterations by all constants."
+    )
     out: list[Block] = [
         Line(f"{about.model} on {about.device}, kernels by the source {about.source}"),
         Table(constant_rows(found.calibration), caption="Interval: 90 %. Constants at zero are left out."),
-        Table(
-            [_load_row(one) for one in found.checks],
-            caption="Each load by constants fitted on the others"
-            + (" (held out: on the fitted ones)" if is_held else "")
-            + ": errors of the mean, predicted over recorded, and the promised 90 % interval of the predicted one. "
-            "Step: iterations by all constants.",
-        ),
+        Table([_load_row(one) for one in found.checks], caption=how),
     ]
     cells = [cell for one in found.checks if one.promised for some in one.promised.values() for cell in some.values()]
     if cells:
@@ -94,14 +92,8 @@ def _paced_row(one: Check) -> dict[str, Any]:
 
 
 def check_row(one: Check) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "load": one.name,
-        "fitted": one.is_fitted,
-        "steps": one.steps,
-        "requests": one.requests,
-        "error": one.step_error,
-        "predicted": one.foretold,
-    }
+    row: dict[str, Any] = {"load": one.name, "fitted": one.is_fitted, "steps": one.steps, "requests": one.requests}
+    row |= {"error": one.step_error, "predicted": one.foretold}
     for metric in METRICS:
         cell = one.promised[metric]["mean"] if one.promised and metric in one.promised else None
         row[f"{metric}_error"] = cell.error if cell else None
@@ -137,13 +129,10 @@ def _gap_text(gap: Gap) -> list[Block]:
         out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
     out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
     if gap.first:
-        out.append(
-            Line(
-                f"First to differ: request {gap.first['request']}, sent at {gap.first['sent_s']:.2f} s: first token at "
-                f"{gap.first['recorded_first_token_s']:.3f} s, ours at {gap.first['simulated_first_token_s']:.3f} s "
-                f"({gap.first['waiting_before']} requests were waiting or in prefill)"
-            )
-        )
+        when = "at {recorded_first_token_s:.3f} s, ours at {simulated_first_token_s:.3f} s".format_map(gap.first)
+        sent = f"request {gap.first['request']}, sent at {gap.first['sent_s']:.2f} s"
+        others = f"{gap.first['waiting_before']} requests were waiting or in prefill"
+        out.append(Line(f"First to differ: {sent}: first token {when} ({others})"))
     if not gap.causes:
         return [*out, Line("No cause stands out: what differs is within 2 %.")]
     out.append(Line("Likely causes, the largest first:"))

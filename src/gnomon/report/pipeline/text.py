@@ -112,10 +112,8 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
     ]
     if what_if and what_if[0].gain > 0.001:
         best = what_if[0]
-        sentences.append(
-            f"Of all links, {best.sender} to {best.receiver} matters most: twice as fast, the step would take"
-            f" {best.gain:.1%} less."
-        )
+        gain = f"twice as fast, the step would take {best.gain:.1%} less"
+        sentences.append(f"Of all links, {best.sender} to {best.receiver} matters most: {gain}.")
     elif what_if:
         sentences.append("No single link matters: none of them, twice as fast, makes the step shorter.")
     rows = [

@@ -54,10 +54,8 @@ def slow_sentences(accounts: Accounts, slow: Slow) -> list[str]:
         worst = offenders(accounts, 1)
         if worst:
             request, tokens, seconds = worst[0]
-            sentences.append(
-                f"Of all prefills, that of request {request:,} ({tokens:,} tokens) delayed others most: by"
-                f" {_s(seconds)} in all."
-            )
+            which = f"that of request {request:,} ({tokens:,} tokens)"
+            sentences.append(f"Of all prefills, {which} delayed others most: by {_s(seconds)} in all.")
     return sentences
 
 
@@ -244,10 +242,8 @@ def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]
             )
     if breakdown.DECODE_PREFILLS in main:
         others = delayed_by(accounts, row, 3)
-        if others:
-            sentences.append(
-                f"The longest prefills beside it were those of {in_a_row([_neighbour(one) for one in others])}."
-            )
+        names = in_a_row([_neighbour(one) for one in others]) if others else ""
+        sentences += [f"The longest prefills beside it were those of {names}."] if names else []
     return sentences
 
 
