@@ -194,16 +194,9 @@ def schedules() -> list[dict[str, Any]]:
     """The schedules that are built in, with their idle time and memory in closed form."""
     from gnomon.pipeline.zoo import SCHEDULES
 
-    return [
-        {
-            "name": name,
-            "idle per rank": SCHEDULES[name].bubble,
-            "activations": SCHEDULES[name].memory,
-            "what": SCHEDULES[name].summary,
-            "source": SCHEDULES[name].source,
-        }
-        for name in SCHEDULES
-    ]
+    told = {"idle per rank": "bubble", "activations": "memory", "what": "summary", "source": "source"}
+    known = {name: SCHEDULES[name] for name in SCHEDULES}
+    return [{"name": name, **{k: getattr(one, field) for k, field in told.items()}} for name, one in known.items()]
 
 
 def takes_chunks(schedule: str) -> bool:

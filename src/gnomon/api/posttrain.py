@@ -174,15 +174,10 @@ def calibrate(
 
     measured = StageCosts(actor_s, rollout_s, inference_s)
     found = fit(read(Posttrain, given, overrides), measured)
-    rows = [
-        {
-            "component": name,
-            "measured s": getattr(measured, name) or None,
-            "simulated s": getattr(found.simulated, name),
-            "efficiency": efficiency,
-        }
-        for name, efficiency in found.efficiencies.items()
-    ]
+    rows = []
+    for name, efficiency in found.efficiencies.items():
+        times = {"measured s": getattr(measured, name) or None, "simulated s": getattr(found.simulated, name)}
+        rows.append({"component": name, **times, "efficiency": efficiency})
     return Efficiencies("efficiencies", found, rows, {"components": rows}, [Table(rows, "Efficiencies")])
 
 

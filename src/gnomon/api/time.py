@@ -125,14 +125,9 @@ def _check_room(model: Model, asked: Iteration, parallelism: Parallelism, config
             what = f"{length:,} tokens are more than the context of {model.name}, {model.max_context_tokens:,}."
             fix = "Give a smaller number, or a config.json with a longer context."
             raise ConfigError(what, where=f"--{name}", fix=fix)
-    plan = catalog.plan_memory(
-        model,
-        catalog.device(asked.device),
-        parallelism,
-        dtype=config.dtype,
-        kv_dtype=config.kv_dtype,
-        max_batched_tokens=batch.tokens,
-    )
+    types: dict[str, Any] = {"dtype": config.dtype, "kv_dtype": config.kv_dtype}
+    device, most = catalog.device(asked.device), batch.tokens
+    plan = catalog.plan_memory(model, device, parallelism, max_batched_tokens=most, **types)
     needed = batch.prefill + batch.prefill_kv + batch.decode * batch.kv
     if needed > plan.num_kv_tokens:
         what = f"the batch needs {needed:,} KV tokens, but only {plan.num_kv_tokens:,} fit beside the weights."

@@ -203,17 +203,11 @@ def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
 
 
 def suite_blocks(verdicts: list[SuiteVerdict]) -> list[Block]:
-    losses = [
-        {
-            "router": one.router,
-            "cell": cell.scenario,
-            "figure": one.goal.words,
-            "against": cell.baseline,
-            "worse by": interval(cell.worse),
-        }
-        for one in verdicts
-        for cell in one.losses
-    ]
+    losses = []
+    for one in verdicts:
+        for cell in one.losses:
+            where = {"router": one.router, "cell": cell.scenario, "figure": one.goal.words, "against": cell.baseline}
+            losses.append(where | {"worse by": interval(cell.worse)})
     table = [Table(losses, "Losses", "Cells in which a goal's usual limit is missed in the mean.")] if losses else []
     return [*table, *(Line(one.sentence) for one in verdicts)]
 

@@ -291,14 +291,9 @@ def request_blocks(accounts: Accounts, request_id: int) -> list[Block]:
 
 
 def neighbour_rows(neighbours: list[Neighbour]) -> list[Row]:
+    told = {"prompt tokens meanwhile": "prefill_tokens", "KV tokens": "kv_tokens"}
     return [
-        {
-            "request": one.request,
-            "prompt": one.prompt_tokens,
-            "output": one.output_tokens,
-            "for": _s(one.seconds),
-            "prompt tokens meanwhile": one.prefill_tokens,
-            "KV tokens": one.kv_tokens,
-        }
+        {"request": one.request, "prompt": one.prompt_tokens, "output": one.output_tokens, "for": _s(one.seconds)}
+        | {name: getattr(one, field) for name, field in told.items()}
         for one in neighbours
     ]
