@@ -278,8 +278,7 @@ LOSS_SAVED, SHORTER_WAIT = 0.704, 7.7
 SKEWS = {128: 2.0, 256: 1.5, 512: 1.15}
 """Of the published power laws, by their mean in tokens."""
 LOADS = ((256, 256, 15.0), (512, 512, 4.2), (128, 512, 5.0))
-"""Mean prompt and answer, requests per second: of those traces whose requests are pre-empted at all, at what costs a
-request 1.5 to 1.9 s without migration. Published is a loss of 1.3 s / 70 % = 1.9 s."""
+"""Mean prompt and answer, requests per second at which 1.5 to 1.9 s are lost without migration (1.3 s / 70 % = 1.9)."""
 
 
 def _skewed(mean: int, count: int, random: np.random.Generator) -> Tokens:
@@ -316,16 +315,11 @@ def migration() -> list[Effect]:
     """What Llumnix's rule saves over sending each request to where the least memory is in use."""
     pairs = [[_losses(*load, moves) for moves in (False, True)] for load in LOADS]
     setting = (
-        "16 replicas of Llama-2-7B with 851 blocks on A10 (an A6000, the same chip, 1.28 times slower: bandwidths), "
-        "vLLM's first policy, lengths by the published power laws (means of 256 and 256, 512 and 512, 128 and 512 "
-        "tokens), a look every 0.2 s (four iterations), both sides sent by least_kv; requests per second (15, 4.2, 5) "
-        "are such that without migration 1.5 to 1.9 s of a request are lost, where 1.9 are published: our servers are "
-        "faster, and take more than the published rates"
+        "16 replicas of Llama-2-7B with 851 blocks on A10 (an A6000, the same chip, 1.28 times slower), vLLM's first "
+        "policy, sent by least_kv, power laws of 256 and 256, 512 and 512, 128 and 512 tokens in the mean, at 15, 4.2 "
+        "and 5 requests/s, a look every 0.2 s; 1.5 to 1.9 s of a request are lost without it (published: 1.9)"
     )
-    source = (
-        "Llumnix, OSDI 2024, over INFaaS++ on generated lengths (its artifact has them and the settings): 70.4 % of "
-        "the loss saved on average, the mean time of prefills up to 7.7 times shorter"
-    )
+    source = "Llumnix, OSDI 2024, over INFaaS++: 70.4 % of the loss on average, mean prefill up to 7.7 times shorter"
     saved = tuple(1 - after[0] / before[0] for before, after in pairs)
     most = max(before[1] / after[1] for before, after in pairs)
     first = "mean time to first token, times shorter, at most"
@@ -371,10 +365,8 @@ def prefixes() -> list[Effect]:
     *_, served = _documents("round_robin", None)
     pairs = [[_documents(one, load * served) for one in ("round_robin", "prefix_aware")] for load in OF_CAPACITY]
     setting = (
-        "four A6000 with Mistral-7B under SGLang's policy and prefix cache, questions about documents as published of "
-        "LooGLE (23,474 tokens, 91 % shared, 18 a document; 800 of them), router prefix_aware against round_robin at "
-        "50, 75, 100 and 120 % of what round robin serves; Preble's rule weighs what must be evicted, too, and moves "
-        "prefixes that are asked for often"
+        "four A6000 with Mistral-7B under SGLang's policy and prefix cache, 800 questions about documents as published "
+        "of LooGLE, prefix_aware against round_robin at 50, 75, 100 and 120 % of what round robin serves"
     )
     source = "Preble, arXiv 2407.00023: over SGLang behind round robin 1.5 to 14.5 and, of P99, 2 to 10 times shorter"
     mean, p99 = (tuple(before[k] / after[k] for before, after in pairs) for k in range(2))

@@ -43,8 +43,8 @@ def slo_planner(view: View) -> int:
 
 
 def _a_season_ago(view: View, ahead_s: float) -> float:
-    """The most that came a season ago, from now on until a start that begins at the next decision has ended, and what
-    counting alone may add to it; 0 where nothing is known of it."""
+    """The most that came a season ago, until a start that begins at the next decision has ended, and what counting may
+    add to it; 0 where nothing is known."""
     ago_s = view.now_s - view.options["season_s"]
     past = [(at_s, rate) for at_s, rate in view.memory.get("past", []) if at_s > ago_s]
     view.memory["past"] = [*past, (view.now_s, view.arrival_rate)]
