@@ -97,10 +97,6 @@ class StepCosts(Config):
             )
         return np.broadcast_to(values, num_stages)
 
-    def speed_of(self, sender: int, receiver: int) -> float:
-        """Relative speed of one link."""
-        return self.link_speed.get(f"{sender}-{receiver}", 1.0) if self.link_speed else 1.0
-
 
 def priorities(*values: Priority) -> tuple[Floats, Ints]:
     """Weights and tiers as the engine reads them, from weights and tier letters in the order of `TRANSFERS`."""

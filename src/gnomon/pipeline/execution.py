@@ -216,9 +216,8 @@ class StepGraph:
             return
         kind = FWD_PROP if part.kind == "F" else GRAD_PROP
         label = Label(("fwd_prop", "grad_prop")[kind], microbatch, from_stage)
-        seconds = self.times["send" if part.kind == "F" else "send_grad"][from_stage] / self.costs.speed_of(
-            sender, receiver
-        )
+        seconds = self.times["send" if part.kind == "F" else "send_grad"][from_stage]
+        seconds /= self.costs.link_speed.get(f"{sender}-{receiver}", 1.0)
         last = source
         if seconds > 0.0:
             last = self._transfer(label, sender, receiver, kind, seconds, microbatch)

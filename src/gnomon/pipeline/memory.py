@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.pipeline.graph import Label
 from gnomon.pipeline.run import Run
 
 
@@ -27,6 +26,10 @@ def activations(run: Run, *, per_stage: Floats | None = None, weight_grad_memory
     `per_stage` is the size of one micro-batch's activations on each stage (1 unless given). Of them the share
     `weight_grad_memory` stays after the input gradient until the weight gradient is done.
     """
+    change = {  # What a pass adds, in its stage's activations.
+        "forward": 1.0, "overlap": 1.0, "backward": -1.0,
+        "input_grad": weight_grad_memory - 1.0, "weight_grad": -weight_grad_memory,
+    }  # fmt: skip
     curves = []
     for numbers in run.computes:
         changes: list[tuple[float, float]] = []
@@ -36,7 +39,7 @@ def activations(run: Run, *, per_stage: Floats | None = None, weight_grad_memory
             for part in (label, label.other) if label.other else (label,):
                 size = 1.0 if per_stage is None else float(per_stage[part.stage])
                 at = start if part.kind in ("forward", "overlap") else end
-                changes.append((at, label.share * size * _change(part, weight_grad_memory)))
+                changes.append((at, label.share * size * change[part.kind]))
         curves.append(curve_of(changes))
     return curves
 
@@ -45,18 +48,6 @@ def micro_batches_held(run: Run) -> list[Curve]:
     """For every rank what it holds, in the activations of one micro-batch on a whole rank."""
     num_stages = 1 + max(label.stage for label in run.labels)
     return activations(run, per_stage=np.full(num_stages, run.num_ranks / num_stages))
-
-
-def _change(label: Label, weight_grad_memory: float) -> float:
-    """What a pass adds to the memory, in its stage's activations."""
-    changes = {
-        "forward": 1.0,
-        "overlap": 1.0,
-        "backward": -1.0,
-        "input_grad": weight_grad_memory - 1.0,
-        "weight_grad": -weight_grad_memory,
-    }
-    return changes[label.kind]
 
 
 def curve_of(changes: list[tuple[float, float]]) -> Curve:

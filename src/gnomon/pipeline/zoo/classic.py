@@ -21,13 +21,9 @@ def gpipe(plan: Plan) -> Schedule:
 @built_in("1f1b")
 def one_f_one_b(plan: Plan) -> Schedule:
     """As many forwards as there are stages below, then one forward and one backward in turn."""
-    return Schedule("1f1b", tuple(_one_f_one_b(plan, rank) for rank in range(plan.ranks)))
-
-
-def _one_f_one_b(plan: Plan, rank: int) -> tuple[Action, ...]:
-    forwards = [Action("F", rank, i) for i in range(plan.microbatches)]
-    backwards = [Action("B", rank, i) for i in range(plan.microbatches)]
-    return alternate(forwards, backwards, plan.ranks - rank - 1)
+    ranks, count = range(plan.ranks), range(plan.microbatches)
+    passes = ([[Action(kind, rank, i) for i in count] for kind in "FB"] for rank in ranks)
+    return Schedule("1f1b", tuple(alternate(*one, plan.ranks - rank - 1) for rank, one in enumerate(passes)))
 
 
 def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
@@ -66,14 +62,14 @@ def overlapped_exchange(plan: Plan) -> Schedule:
     """One forward more in the warm-up, then every forward together with the backward of an earlier micro-batch: while
     one of them exchanges tokens, the other computes."""
     _check_groups(plan, "1f1b-a2a")
-    return Schedule("1f1b-a2a", tuple(_in_pairs(*_chunk_order(plan, rank)) for rank in range(plan.ranks)))
-
-
-def _in_pairs(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
-    ahead = min(warm_up + 1, len(forwards))
-    together = len(forwards) - ahead
-    pairs = [overlapped(f, b) for f, b in zip(forwards[ahead:], backwards[:together], strict=True)]
-    return (*forwards[:ahead], *pairs, *backwards[together:])
+    ranks = []
+    for rank in range(plan.ranks):
+        forwards, backwards, warm_up = _chunk_order(plan, rank)
+        ahead = min(warm_up + 1, len(forwards))
+        together = len(forwards) - ahead
+        pairs = [overlapped(f, b) for f, b in zip(forwards[ahead:], backwards[:together], strict=True)]
+        ranks.append((*forwards[:ahead], *pairs, *backwards[together:]))
+    return Schedule("1f1b-a2a", tuple(ranks))
 
 
 def _check_groups(plan: Plan, name: str) -> None:

@@ -64,18 +64,16 @@ def pass_grid(config: TrainConfig) -> PassGrid:
     sizes = np.unique([max(unit, round(size / unit) * unit) for size in _SIZES])
     base, attention, flops = [], [], []
     for size in sizes.tolist():
-        whole, halves = (_micro_batch(config, size, packed) for packed in (size, max(1, size // 2)))
-        attention.append(2.0 * np.maximum(whole[0] - halves[0], 0.0))
-        base.append(whole[0] - attention[-1])
-        flops.append(whole[1])
+        update = {"sequence": size, "batch": None, "recompute": "none", "recompute_layers": None}
+        steps = [
+            train_step(config.model_copy(update=update | {"packed_length": packed}), check=False)
+            for packed in (size, max(1, size // 2))
+        ]
+        whole, halves = (np.array([one.phases["forward"], one.phases["backward"]]) for one in steps)
+        attention.append(2.0 * np.maximum(whole - halves, 0.0))
+        base.append(whole - attention[-1])
+        flops.append(steps[0].flops / steps[0].config.batch_size)
     return PassGrid(sizes.astype(float), np.array(base).T, np.array(attention).T, np.array(flops))
-
-
-def _micro_batch(config: TrainConfig, tokens: int, packed: int) -> tuple[Floats, float]:
-    """Forward and backward seconds of one micro-batch on the slowest stage; its model FLOPs."""
-    update = {"sequence": tokens, "packed_length": packed, "batch": None, "recompute": "none"}
-    step = train_step(config.model_copy(update=update | {"recompute_layers": None}), check=False)
-    return np.array([step.phases["forward"], step.phases["backward"]]), step.flops / step.config.batch_size
 
 
 @lru_cache(maxsize=256)

@@ -212,7 +212,9 @@ class LiveRun:
         for action in actions:
             match action:
                 case Migrate():
-                    self._migrate(action.leave)
+                    for number in sorted(self._stop(action.leave)):
+                        least = min(self.workers, key=lambda one: (len(self._seats[one]), one))
+                        self._send(least, [number])
                 case Finish(component="rollout"):
                     self._stop(tuple(self.workers))
                 case Finish(component="inference"):
@@ -259,11 +261,6 @@ class LiveRun:
             self._ray.kill(self.workers.pop(one))
             del self._seats[one], self._gpus[one]
         return moved
-
-    def _migrate(self, leave: tuple[int, ...]) -> None:
-        for number in sorted(self._stop(leave)):
-            least = min(self.workers, key=lambda one: (len(self._seats[one]), one))
-            self._send(least, [number])
 
     def _snapshot(self, point: Point) -> Snapshot:
         a, c = self.config.algorithm, self.config

@@ -64,7 +64,14 @@ class Allocation:
         """Let rollout run up to `until`, with prompts and moved sequences handed to instances on the way."""
         assert self.rollouts is not None
         while True:
-            self._count_look()
+            self._num_looks += 1
+            if self._num_looks > MAX_LOOKS:  # It would take minutes and more.
+                interval_s = self.config.transitions.check_interval_s
+                raise ConfigError(
+                    f"one step is looked at more than {MAX_LOOKS:,} times, every {interval_s:g} s.",
+                    where="transitions.check_interval_s",
+                    fix=f"Give a longer interval, such as {100 * interval_s:g} s, or see what makes the step so long.",
+                )
             moved_s = self.deliveries[0][0] if self.deliveries else math.inf
             is_waiting = bool(self.prompts) and bool(self.instances)
             fed_s = self._fed_s + self.config.transitions.check_interval_s if is_waiting else math.inf
@@ -78,17 +85,6 @@ class Allocation:
             else:
                 self._feed(at)
         self.rollouts.advance(until)
-
-    def _count_look(self) -> None:
-        """End a step that is too long for its check interval: it would take minutes and more."""
-        self._num_looks += 1
-        if self._num_looks > MAX_LOOKS:
-            interval_s = self.config.transitions.check_interval_s
-            raise ConfigError(
-                f"one step is looked at more than {MAX_LOOKS:,} times, every {interval_s:g} s.",
-                where="transitions.check_interval_s",
-                fix=f"Give a longer interval, such as {100 * interval_s:g} s, or see what makes the step so long.",
-            )
 
     @property
     def has_rollout_work(self) -> bool:
@@ -182,7 +178,11 @@ class Allocation:
             )
         switch = self.costs.switch_s(name) if self.policy.spec.takes_turns and not is_start else 0.0
         if name == "rollout":
-            self._start_instances(taken, clock)
+            size = self.config.rollout.num_gpus
+            for i in range(0, len(taken) // size * size, size):
+                held = tuple(taken[i : i + size])
+                self.instances[held[0] // size] = held
+                self.owners.hand_over(held, "rollout", clock)
             return clock
         if name == "inference":
             self.owners.hand_over(gpus, "inference", clock + switch, meanwhile="transition")
@@ -200,13 +200,6 @@ class Allocation:
         self.owners.hand_over([gpu for gpu in before if gpu not in gpus], "free", clock)
         self.owners.hand_over(gpus, "actor", clock + cost, meanwhile="transition", at=clock)
         return clock + cost
-
-    def _start_instances(self, gpus: list[int], clock: float) -> None:
-        size = self.config.rollout.num_gpus
-        for i in range(0, len(gpus) // size * size, size):
-            held = tuple(gpus[i : i + size])
-            self.instances[held[0] // size] = held
-            self.owners.hand_over(held, "rollout", clock)
 
 
 class Ownership:

@@ -32,24 +32,20 @@ class InferenceQueue:
         self._gpus = copies
         self._copies = [(now, number) for number in range(len(copies))]
         heapq.heapify(self._copies)
-        if len(self._backlog) > 1:
-            self._run_batch(now)
+        if len(self._backlog) > 1:  # All at once, in equal numbers of sequences, in the order of the prompts.
+            self._backlog.sort(key=lambda entry: entry[1])
+            tokens = np.concatenate([entry[2] for entry in self._backlog])
+            seconds = [self._costs.logprob_s(part) for part in np.array_split(tokens, len(copies))]
+            for number, spent in enumerate(seconds):
+                self._note(number, now, now + spent)
+            end = now + max(seconds)
+            self._copies = [(end, number) for number in range(len(copies))]
+            self._ready += [(end, entry[1]) for entry in self._backlog]
+            self._num_done += len(self._backlog)
+            self._backlog = []
         waiting, self._backlog = self._backlog, []
         for done_s, group, tokens in waiting:
             self.add(group, tokens, done_s)
-
-    def _run_batch(self, now: float) -> None:
-        """The whole backlog at once, in equal numbers of sequences, in the order of the prompts."""
-        self._backlog.sort(key=lambda entry: entry[1])
-        tokens = np.concatenate([entry[2] for entry in self._backlog])
-        seconds = [self._costs.logprob_s(part) for part in np.array_split(tokens, len(self._gpus))]
-        for number, spent in enumerate(seconds):
-            self._note(number, now, now + spent)
-        end = now + max(seconds)
-        self._copies = [(end, number) for number in range(len(self._gpus))]
-        self._ready += [(end, entry[1]) for entry in self._backlog]
-        self._num_done += len(self._backlog)
-        self._backlog = []
 
     def stop(self) -> None:
         """It gives its GPUs back."""

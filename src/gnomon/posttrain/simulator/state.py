@@ -96,7 +96,17 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
     """The step as it is now; nothing that a live system could not know."""
     allocation = step.allocation
     owners = allocation.owners
-    instances = _instances(step)
+    held, rollouts = allocation.instances, allocation.rollouts
+    if rollouts is None:
+        instances = tuple(Instance(id=one, gpus=held[one], unfinished=0, kv_use=0.0) for one in sorted(held))
+        stalest = step.prompts.age[: step.prompts.num_carried].max(initial=-1)
+    else:
+        unfinished, use, recent = rollouts.unfinished.tolist(), rollouts.kv_use.tolist(), step.kv_recent
+        instances = tuple(
+            Instance(id=one, gpus=held[one], unfinished=unfinished[one], kv_use=use[one], kv_recent=recent[one])
+            for one in sorted(held)
+        )
+        stalest = step.prompts.age[: step.submitted][~step.is_generated].max(initial=-1)
     generated = int(step.is_generated.sum())
     return Snapshot.model_construct(  # Many are made, and right as they are.
         **step.settings,
@@ -108,36 +118,18 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
         inference=owners.of("inference"),
         free=owners.of("free"),
         instances=instances,
-        groups_submitted=step.submitted if allocation.rollouts else 0,
+        groups_submitted=step.submitted if rollouts else 0,
         groups_generated=generated,
         groups_ready=step.num_trained + sum(at <= step.now for at, _ in step.ready),
         sequences_unfinished=sum(one.unfinished for one in instances) + allocation.num_waiting,
         sequences_waiting=allocation.prompts.num_sequences if allocation.prompts else 0,
         groups_complete=step.prompts.num_complete,
         carried=step.prompts.num_carried,
-        stalest=_stalest(step),
+        stalest=int(stalest),
         rates=_rates(step, generated),
         actor_waited_s=step.before.actor_waited_s if step.before else (),
         reshard_s=step.costs.reshard_s,
     )
-
-
-def _instances(step: StepState) -> tuple[Instance, ...]:
-    held, rollouts = step.allocation.instances, step.allocation.rollouts
-    if rollouts is None:
-        return tuple(Instance(id=one, gpus=held[one], unfinished=0, kv_use=0.0) for one in sorted(held))
-    unfinished, use, recent = rollouts.unfinished.tolist(), rollouts.kv_use.tolist(), step.kv_recent
-    return tuple(
-        Instance(id=one, gpus=held[one], unfinished=unfinished[one], kv_use=use[one], kv_recent=recent[one])
-        for one in sorted(held)
-    )
-
-
-def _stalest(step: StepState) -> int:
-    if step.allocation.rollouts is None:
-        return int(step.prompts.age[: step.prompts.num_carried].max(initial=-1))
-    left = step.prompts.age[: step.submitted][~step.is_generated]
-    return int(left.max(initial=-1))
 
 
 def _rates(step: StepState, generated: int) -> Rates:

@@ -47,12 +47,19 @@ class Step(StepState):
         self._collect()
         self._train_if_ready()
         if self.waiting_for is not None:
-            if not self._must_wait():
-                self._end_wait()
+            if not self._must_wait():  # Generation ran out: the awaited component has no work left from now on.
+                came_s = self.generated_s if self.waiting_for == "rollout" else self.allocation.inference.last_end_s
+                self.waiting_for, self.now = None, max(self.now, came_s)
+                self.actor_free_s = max(self.actor_free_s, self.now)
+                self._ask("waited")
         elif self.actor_end_s < math.inf and self.actor_end_s <= max(until, self.now):
             self._end_minibatch()
         elif until < math.inf:
-            self._check()
+            use = self.rollouts.kv_use.round(4).tolist()
+            for one in self.allocation.instances:
+                self.kv_recent[one] = (*self.kv_recent[one][1 - KV_HISTORY :], use[one])
+            if self.policy.spec.checks != "never":
+                self._ask("check")
         elif self.actor_end_s == math.inf:
             self._ask("stalled")
 
@@ -218,21 +225,6 @@ class Step(StepState):
         is_needed = (self.prompts.age[: self.submitted] >= oldest) & ~self.is_generated
         return int(self.is_generated.sum()) < self.needed or bool(is_needed.any())
 
-    def _end_wait(self) -> None:
-        """Generation ran out: the awaited component has no work left from this moment on."""
-        came_s = self.generated_s if self.waiting_for == "rollout" else self.allocation.inference.last_end_s
-        self.waiting_for = None
-        self.now = max(self.now, came_s)
-        self.actor_free_s = max(self.actor_free_s, self.now)
-        self._ask("waited")
-
-    def _check(self) -> None:
-        use = self.rollouts.kv_use.round(4).tolist()
-        for one in self.allocation.instances:
-            self.kv_recent[one] = (*self.kv_recent[one][1 - KV_HISTORY :], use[one])
-        if self.policy.spec.checks != "never":
-            self._ask("check")
-
     def _ask(self, point: Point) -> None:
         """Let the policy decide, and do what it says, one action after another."""
         snapshot = snapshot_of(self, point)
@@ -258,7 +250,12 @@ class Step(StepState):
         if actions:
             self.actor_free_s = max(self.actor_free_s, clock)
         if point == "stalled" and all(isinstance(action, Report) for action in actions):
-            raise self._stuck()
+            raise PolicyError(
+                f"policy {self.policy.name!r} leaves step {self.record.number} stuck at {self.now:.1f} s:"
+                f" {len(self.trained)} of {self.num_minibatches} mini-batches are trained, {len(self.ready)} groups are"
+                f" ready, the actor has {len(self.allocation.owners.of('actor'))} GPUs.",
+                fix="Answer the point 'stalled' with scale, migrate or finish.",
+            )
         if point != "start":
             self._collect()
 
@@ -281,14 +278,6 @@ class Step(StepState):
                 fix=f"Submit once, at the point 'start', {self.needed} to {len(self.prompts.age)} of them.",
             )
         self.submitted, self.max_age, self.balance = action.groups, action.max_age, action.balance
-
-    def _stuck(self) -> PolicyError:
-        return PolicyError(
-            f"policy {self.policy.name!r} leaves step {self.record.number} stuck at {self.now:.1f} s:"
-            f" {len(self.trained)} of {self.num_minibatches} mini-batches are trained, {len(self.ready)} groups are"
-            f" ready, the actor has {len(self.allocation.owners.of('actor'))} GPUs.",
-            fix="Answer the point 'stalled' with scale, migrate or finish.",
-        )
 
     # The end.
 

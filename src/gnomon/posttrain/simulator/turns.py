@@ -77,7 +77,16 @@ class TurnRollouts(Rollouts):
             super().advance(at)
             self._now = at
             self._end_turns()
-            self._go_on(at)
+            while self._returns and self._returns[0][0] <= at:  # Those whose tool has answered go on.
+                _, one = heapq.heappop(self._returns)
+                self._turn[one] += 1
+                request = one * self._most + int(self._turn[one])
+                if self._environment.keep_kv:
+                    kept = int(self._each.prompt[request]) - self._environment.tool_tokens - 1
+                    self._requests["processed"][request] = max(0, kept)
+                if self._seat[one] >= 0:  # Else it is on its way between two instances, and is submitted there.
+                    self._is_live[one] = True
+                    super().submit(np.array([request]), self._seat[[one]], at)
             if at >= until:
                 break
 
@@ -102,19 +111,6 @@ class TurnRollouts(Rollouts):
                 seconds = float(self._call_s[one, self._turn[one]])
                 back_s = _first_free(self._calls, end_s, seconds) if self._calls else end_s + seconds
                 heapq.heappush(self._returns, (back_s, one))
-
-    def _go_on(self, now: float) -> None:
-        """Sequences whose tool has answered go on where they were."""
-        while self._returns and self._returns[0][0] <= now:
-            _, one = heapq.heappop(self._returns)
-            self._turn[one] += 1
-            request = one * self._most + int(self._turn[one])
-            if self._environment.keep_kv:
-                kept = int(self._each.prompt[request]) - self._environment.tool_tokens - 1
-                self._requests["processed"][request] = max(0, kept)
-            if self._seat[one] >= 0:  # Else it is on its way between two instances, and is submitted there.
-                self._is_live[one] = True
-                super().submit(np.array([request]), self._seat[[one]], now)
 
     def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
         """Its sequences, with those that wait for a tool."""

@@ -14,7 +14,7 @@ import numpy as np
 from gnomon import catalog
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.posttrain.costs.training import Costs, check_actor_memory
-from gnomon.posttrain.scenario.config import ActorConfig, PolicyConfig, Posttrain
+from gnomon.posttrain.scenario.config import PolicyConfig, Posttrain
 from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.rollout import check_memory
@@ -76,9 +76,11 @@ class Planned:
     def row(self) -> dict[str, Any]:
         """In figures."""
         c, sizes = self.config, placement_of(self.config)
+        named = {"TP": c.actor.tensor_parallel, "PP": c.actor.pipeline_parallel, "EP": c.actor.expert_parallel}
+        degrees = ", ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1 or name == "TP")
         return {
             "mode": self.mode,
-            "actor": f"{len(sizes.actor)} ({', '.join(_degrees(c.actor))})",
+            "actor": f"{len(sizes.actor)} ({degrees})",
             "rollout": f"{len(sizes.rollout)} (TP {c.rollout.tensor_parallel})",
             "staleness": c.algorithm.staleness,
             "step s": self.step_s,
@@ -88,11 +90,6 @@ class Planned:
             "MFU": f"{self.record.mfu:.1%}",
             "limit": self.limit,
         }
-
-
-def _degrees(actor: ActorConfig) -> list[str]:
-    named = {"TP": actor.tensor_parallel, "PP": actor.pipeline_parallel, "EP": actor.expert_parallel}
-    return [f"{name} {degree}" for name, degree in named.items() if degree > 1 or name == "TP"]
 
 
 def plan(

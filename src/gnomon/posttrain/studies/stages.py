@@ -7,7 +7,6 @@ from gnomon.core.errors import ConfigError
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import MAX_EFFICIENCY, MIN_EFFICIENCY, Posttrain
 from gnomon.posttrain.scenario.placement import valid_actor_sizes
-from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.simulate import run
 
 LARGE_BATCH = 128
@@ -64,7 +63,11 @@ def candidates(config: Posttrain) -> list[tuple[int, int, int]]:
 
 def _pipelined_s(config: Posttrain, costs: StageCosts, actor: int, rollout: int, inference: int) -> float:
     total, groups = config.cluster.num_gpus, config.algorithm.rollout_batch_size
-    stages = [_batched_s(costs.actor / groups, total / actor), _rollout_s(config, costs.rollout / groups, rollout)]
+    cap = config.rollout.max_running
+    full = math.ceil(LARGE_BATCH_FILL * cap) if cap >= LARGE_BATCH else cap
+    is_enough = rollout // config.rollout.num_gpus * full >= config.algorithm.num_sequences
+    generating = costs.rollout / groups if is_enough else costs.rollout / groups * total / rollout
+    stages = [_batched_s(costs.actor / groups, total / actor), generating]
     if inference:
         stages.append(_batched_s(costs.inference / groups, total / inference))
     return sum(stages) + (groups - 1) * max(stages)
@@ -72,14 +75,6 @@ def _pipelined_s(config: Posttrain, costs: StageCosts, actor: int, rollout: int,
 
 def _batched_s(cost: float, scale: float) -> float:
     return cost * scale / (1.0 + min(0.9, max(scale / 10.0, 0.1)))
-
-
-def _rollout_s(config: Posttrain, cost: float, gpus: int) -> float:
-    cap = config.rollout.max_running
-    full = math.ceil(LARGE_BATCH_FILL * cap) if cap >= LARGE_BATCH else cap
-    if gpus // config.rollout.num_gpus * full >= config.algorithm.num_sequences:
-        return cost
-    return cost * config.cluster.num_gpus / gpus
 
 
 MAX_ROUNDS, CLOSE_ENOUGH = 8, 1e-4
@@ -99,20 +94,15 @@ class Calibrated:
         return {name: getattr(self.config, name).efficiency for name in ("rollout", "inference", "actor")}
 
 
-def stage_costs(record: RunRecord) -> StageCosts:
-    """Mean seconds of each stage of a run whose components take turns."""
-    count = len(record.steps)
-    start_s = [min(s.start_s for s in step.spans if s.owner == "rollout") for step in record.steps]
-    return StageCosts(
-        actor=sum(step.seconds_of("actor") for step in record.steps) / count,
-        rollout=sum(step.rollout_end_s - at for step, at in zip(record.steps, start_s, strict=True)) / count,
-        inference=sum(step.seconds_of("inference") for step in record.steps) / count,
-    )
-
-
 def colocated_costs(config: Posttrain) -> StageCosts:
-    """The stages' seconds with all components taking turns on all GPUs."""
-    return stage_costs(run(config, make_policy("colocated")))
+    """The stages' mean seconds with all components taking turns on all GPUs."""
+    steps = run(config, make_policy("colocated")).steps
+    start_s = [min(s.start_s for s in step.spans if s.owner == "rollout") for step in steps]
+    return StageCosts(
+        actor=sum(step.seconds_of("actor") for step in steps) / len(steps),
+        rollout=sum(step.rollout_end_s - at for step, at in zip(steps, start_s, strict=True)) / len(steps),
+        inference=sum(step.seconds_of("inference") for step in steps) / len(steps),
+    )
 
 
 def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
