@@ -208,7 +208,15 @@ class TrainConfig(Config):
                 f"{self.sequence} tokens do not divide into two chunks for each of {self.context_parallel} GPUs.",
                 where="context_parallel",
             )
-        self._check_experts(model)
+        ranks, stage = self.expert_parallel * self.expert_tensor_parallel, self.gpus // self.pipeline_parallel
+        if not model.is_moe and ranks > 1:
+            raise ConfigError(f"{model.name} has no experts.", where="expert_parallel", fix="Leave it out.")
+        if model.is_moe and (model.num_experts % self.expert_parallel or stage % ranks):
+            raise ConfigError(
+                f"{ranks} GPUs for experts divide neither the {model.num_experts} experts of {model.name} nor the"
+                f" {stage} GPUs of a stage.",
+                where="expert_parallel",
+            )
         if self.num_sharding > self.data_parallel * self.context_parallel or (
             self.data_parallel * self.context_parallel % self.num_sharding
         ):
@@ -218,17 +226,3 @@ class TrainConfig(Config):
                 where="shard_gpus",
             )
         return self
-
-    def _check_experts(self, model: Model) -> None:
-        if not model.is_moe:
-            if self.expert_parallel > 1 or self.expert_tensor_parallel > 1:
-                raise ConfigError(f"{model.name} has no experts.", where="expert_parallel", fix="Leave it out.")
-            return
-        ranks = self.expert_parallel * self.expert_tensor_parallel
-        stage = self.gpus // self.pipeline_parallel
-        if model.num_experts % self.expert_parallel or stage % ranks:
-            raise ConfigError(
-                f"{ranks} GPUs for experts divide neither the {model.num_experts} experts of {model.name} nor the"
-                f" {stage} GPUs of a stage.",
-                where="expert_parallel",
-            )

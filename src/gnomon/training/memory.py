@@ -132,11 +132,16 @@ def rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
         for kind, n, again in recomputed(config, stage):
             for layers, recompute in ((again, config.recompute), (n - again, "none")):
                 kept[at] += layers * _kept_bytes(config, model, kind, recompute, count) if layers else 0.0
+    inside = BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer
+    if config.framework != "megatron" and config.tensor_parallel > 1:
+        # Under DTensor inputs of products are gathered whole, and outputs whole before they are scattered, with their
+        # gradients: six of a micro-batch; Megatron-LM frees them.
+        inside += 6.0 * 2.0 * model.hidden_size * config.tokens
     buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count) + _stage_buffers(config, mine.values())
     return RankBytes(
         state_bytes(config, whole) | {"buffers": buffers},
         kept,
-        _inside_bytes(config, model, layer),
+        inside,
         _logit_bytes(config, model) if any(stage.has_head for stage in mine.values()) else 0.0,
         config.framework == "transformers" and config.num_microbatches == 1,
         count,
@@ -153,15 +158,6 @@ def _stage_buffers(config: TrainConfig, stages: Iterable[Stage]) -> float:
     logits = 2.0 * config.tokens * model.vocab_size / config.tensor_parallel
     each = sum((not one.has_embedding) * sent + (logits if one.has_head else sent) for one in stages)
     return config.num_microbatches * each
-
-
-def _inside_bytes(config: TrainConfig, model: Model, layer: float) -> float:
-    """Beside what is kept, inside the backward of a layer. Under DTensor inputs of products are gathered whole, and
-    outputs whole before they are scattered, with their gradients: six of a micro-batch; Megatron-LM frees them."""
-    inside = BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer
-    if config.framework == "megatron" or config.tensor_parallel == 1:
-        return inside
-    return inside + 6.0 * 2.0 * model.hidden_size * config.tokens
 
 
 def _rank_memory(config: TrainConfig, rank: int, held: RankBytes) -> dict[str, dict[str, float]]:

@@ -8,6 +8,7 @@ is below what was found. So nothing that could win is left out, and little is ti
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from statistics import NormalDist
 from typing import Any
 
@@ -24,7 +25,7 @@ MOST_TENSOR = 8
 """Tensor-parallel GPUs: more leave products too thin for any recipe that is published."""
 LEAST_TOKENS = 1024
 """Of a sequence on one context-parallel GPU: fewer leave attention nothing to hide the exchange behind."""
-MICRO_BATCHES = (1, 2, 4, 8)
+MICRO_BATCHES = [1, 2, 4, 8]
 RECOMPUTE = ["none", "selective", "full"]
 """From the fastest to the smallest."""
 SHOWN = 10
@@ -80,7 +81,16 @@ def plan(
         in_detail = partial(train_step, check=False)
         best = [outcome.unwrap() for outcome in workers(in_detail, [one.config for one in found[:shown]])]
         schedules = _schedules(best[0].config, workers)
-    return TrainPlan(asked, best, _front(found), schedules, len(layouts), len(fitting), _notes(found))
+    front: list[TrainStep] = []
+    for step in found:  # Those that need less memory than every faster one.
+        if not front or step.memory.reserved_bytes < front[-1].memory.reserved_bytes:
+            front.append(step)
+    same = [step.memory.reserved_bytes for step in found if step.step_s <= SAME * found[0].step_s]
+    notes = [f"{len(same)} layouts are within {SAME - 1:.1%} of the fastest"] if len(same) > 1 else []
+    if notes:
+        room = (same[0] - min(same)) / GB
+        notes[0] += f"; the one with the most room has {room:.1f} GB more." if room > 0.1 else "."
+    return TrainPlan(asked, best, front, schedules, len(layouts), len(fitting), notes)
 
 
 def fastest(asked: TrainConfig, workers: Map) -> TrainStep:
@@ -94,36 +104,27 @@ def fastest(asked: TrainConfig, workers: Map) -> TrainStep:
 
 def candidates(asked: TrainConfig) -> Iterator[TrainConfig]:
     """Every layout of these GPUs that divides them and the batch, with what was given kept."""
-    model = asked.shape
-    for tensor in _given(asked, "tensor_parallel", _powers(min(MOST_TENSOR, asked.where.num_gpus, asked.gpus))):
-        for pipeline in _given(asked, "pipeline_parallel", _divisors(asked.gpus, model.num_layers)):
-            for context in _given(asked, "context_parallel", _powers(max(1, asked.sequence // LEAST_TOKENS))):
-                experts = _powers(asked.gpus // pipeline) if model.is_moe else [1]
-                for expert in _given(asked, "expert_parallel", [e for e in experts if model.num_experts % e == 0]):
-                    layout = {
-                        "tensor_parallel": tensor,
-                        "pipeline_parallel": pipeline,
-                        "context_parallel": context,
-                        "expert_parallel": expert,
-                    }
-                    yield from _divided(asked, layout)
-
-
-def _divided(asked: TrainConfig, layout: dict[str, object]) -> Iterator[TrainConfig]:
-    one = asked.model_copy(update=layout)
-    for chunks in _given(asked, "virtual_stages", _chunks(one)):
-        for micro_batch in _given(asked, "micro_batch", list(MICRO_BATCHES)):
-            for sharding in _given(
-                asked, "sharding", ["optimizer", "parameters"] if one.pipeline_parallel == 1 else []
-            ):
-                change = {"virtual_stages": chunks, "micro_batch": micro_batch, "sharding": sharding}
+    model, gpus = asked.shape, asked.gpus
+    tensors = _given(asked, "tensor_parallel", _powers(min(MOST_TENSOR, asked.where.num_gpus, gpus)))
+    pipelines = [d for d in range(1, min(gpus, model.num_layers) + 1) if gpus % d == 0]
+    contexts = _given(asked, "context_parallel", _powers(max(1, asked.sequence // LEAST_TOKENS)))
+    for tensor, pipeline, context in product(tensors, _given(asked, "pipeline_parallel", pipelines), contexts):
+        experts = [one for one in _powers(gpus // pipeline) if model.num_experts % one == 0] if model.is_moe else [1]
+        degrees = {"tensor_parallel": tensor, "pipeline_parallel": pipeline, "context_parallel": context}
+        for expert in _given(asked, "expert_parallel", experts):
+            one = asked.model_copy(update=degrees | {"expert_parallel": expert})
+            sharded = _given(asked, "sharding", ["optimizer", "parameters"] if pipeline == 1 else [])
+            chunks = _given(asked, "virtual_stages", _chunks(one))
+            micro_batches = _given(asked, "micro_batch", MICRO_BATCHES)
+            for chunk, micro_batch, sharding in product(chunks, micro_batches, sharded):
+                change = {"virtual_stages": chunk, "micro_batch": micro_batch, "sharding": sharding}
                 tried = one.model_copy(update=change)
                 try:
                     tried.check()
                 except GnomonError:
                     continue
                 # Interleaved 1F1B passes micro-batches on in groups of as many as there are ranks.
-                if chunks == 1 or tried.num_microbatches % tried.pipeline_parallel == 0:
+                if chunk == 1 or tried.num_microbatches % tried.pipeline_parallel == 0:
                     yield tried
 
 
@@ -136,10 +137,6 @@ def _given(asked: TrainConfig, name: str, otherwise: list[Any]) -> list[Any]:
 
 def _powers(most: int) -> list[int]:
     return [2**k for k in range(max(1, most).bit_length())]
-
-
-def _divisors(number: int, most: int) -> list[int]:
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def _chunks(one: TrainConfig) -> list[int]:
@@ -222,26 +219,6 @@ def _if_possible(layout: TrainConfig) -> TrainStep | None:
         return train_step(layout, check=False)
     except GnomonError:
         return None
-
-
-def _front(steps: list[TrainStep]) -> list[TrainStep]:
-    """Of steps in order of their time, those that need less memory than every faster one."""
-    found: list[TrainStep] = []
-    for step in steps:
-        if not found or step.memory.reserved_bytes < found[-1].memory.reserved_bytes:
-            found.append(step)
-    return found
-
-
-def _notes(steps: list[TrainStep]) -> list[str]:
-    same = [step.memory.reserved_bytes for step in steps if step.step_s <= SAME * steps[0].step_s]
-    if len(same) == 1:
-        return []
-    room = (same[0] - min(same)) / GB
-    return [
-        f"{len(same)} layouts are within {SAME - 1:.1%} of the fastest"
-        + (f"; the one with the most room has {room:.1f} GB more." if room > 0.1 else ".")
-    ]
 
 
 def _nothing_fits(asked: TrainConfig, layouts: list[TrainConfig]) -> GnomonError:

@@ -155,10 +155,15 @@ class _Step:
         if heads:
             self.exchange.add_context(made, kv_heads * (qk + v) / c.tensor_parallel, heads * qk / c.tensor_parallel)
         if kind[1] == "experts":
-            both = 2.0 * self.exchange.expert_s() * self._exposed_exchange
+            release = self.compute.release
+            is_far = self.exchange.experts.on(self.exchange.node).num_nodes > 1
+            share = release.exchange_far if is_far else release.exchange  # That nothing hides.
+            if c.virtual_stages > 1 and not SCHEDULES[c.schedule_name].overlaps_exchange:
+                share *= release.exchange_interleaved
+            both = 2.0 * self.exchange.expert_s() * share
             made.add("expert_exchange", both, both)
             if c.framework == "megatron" and not c.expert_capacity:
-                least = c.launching * self.compute.release.expert_layer_least_s
+                least = c.launching * release.expert_layer_least_s
                 if not c.cuda_graphs:
                     least *= constants.of(constants.launch_factor, c.device)
                 waits = max(0.0, least - made.forward_s), max(0.0, 2.0 * least - made.backward_s)
@@ -176,15 +181,6 @@ class _Step:
                 again += forward.get("products", 0.0) * (keys + m.q_size + m.ffn_size) / whole
             self.again[kind] = again
         return made
-
-    @property
-    def _exposed_exchange(self) -> float:
-        """Share of the exchange of tokens that nothing hides."""
-        release, c = self.compute.release, self.config
-        is_far = self.exchange.experts.on(self.exchange.node).num_nodes > 1
-        share = release.exchange_far if is_far else release.exchange
-        is_hidden = c.virtual_stages > 1 and not SCHEDULES[c.schedule_name].overlaps_exchange
-        return share * (release.exchange_interleaved if is_hidden else 1.0)
 
     def _stage(self, stage: Stage) -> Pass:
         total = Pass()

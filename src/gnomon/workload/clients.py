@@ -213,9 +213,10 @@ def _lengths(path: Path) -> list[tuple[float, list[tuple[Ints, Floats]]]]:
         found = []
         for start, fields in content.items():
             # A window in which nothing was sent says nothing.
-            shares = [_as_mapping(fields[side]) for side in SIDES]
+            shares = [fields[side] for side in SIDES]  # ServeGen writes a mapping of Python as a text.
+            shares = [ast.literal_eval(one) if isinstance(one, str) else one for one in shares]
             if all(shares):
-                pairs = [(np.array(list(one), np.int64), np.array(list(one.values()))) for one in shares]
+                pairs = [(np.array(list(map(int, one))), np.array(list(map(float, one.values())))) for one in shares]
                 found.append((float(start), [(values, share / share.sum()) for values, share in pairs]))
         if not found:
             raise ValueError("no window has lengths")
@@ -228,9 +229,3 @@ def _lengths(path: Path) -> list[tuple[float, list[tuple[Ints, Floats]]]]:
             fix='By the start of each window: {"input_tokens": "{length: share}", "output_tokens": ...}.',
         ) from None
     return sorted(found, key=lambda one: one[0])
-
-
-def _as_mapping(given: Any) -> dict[int, float]:
-    """ServeGen writes a mapping of Python as a text."""
-    read = ast.literal_eval(given) if isinstance(given, str) else given
-    return {int(length): float(share) for length, share in read.items()}

@@ -274,14 +274,6 @@ class WorkloadConfig(Config):
             raise ValueError("rate and trace.time_scale both change the speed: give one of them")
         if self.priority_shares and not sum(self.priority_shares):
             raise ValueError("priority_shares need a share above 0")
-        self._check_classes()
-        self._check_sending()
-        if self.agents is not None and (self.sessions is not None or process not in RATED or distribution == "trace"):
-            raise ValueError("agents need arrivals of a rate and drawn lengths, and are sessions of their own")
-        return self
-
-    def _check_sending(self) -> None:
-        process = self.arrivals.process
         if isinstance(self.arrivals, Stages) and self.num_requests != self.arrivals.num_requests:
             raise ValueError(f"the stages have {self.arrivals.num_requests:,} requests: leave num_requests out")
         if self.prompts_in_turn and (self.sessions or self.agents or process == "trace"):
@@ -290,8 +282,12 @@ class WorkloadConfig(Config):
             raise ValueError("agents wait for their calls: leave patience out")
         if self.patience is not None and self.patience.retries and process == "closed_loop":
             raise ValueError("a user of a closed loop goes on to the next request: leave patience.retries out")
+        if self.agents is not None and (self.sessions is not None or process not in RATED or distribution == "trace"):
+            raise ValueError("agents need arrivals of a rate and drawn lengths, and are sessions of their own")
+        return self
 
-    def _check_classes(self) -> None:
+    @model_validator(mode="after")
+    def _classes_differ(self) -> WorkloadConfig:
         names = [one.name for one in self.classes]
         if len(set(names)) < len(names):
             raise ValueError(f"two classes have the same name: {', '.join(names)}")
@@ -306,6 +302,7 @@ class WorkloadConfig(Config):
                 raise ValueError(
                     f"the lengths of class {one.name!r} must be drawn, not taken from a {one.lengths.distribution}"
                 )
+        return self
 
 
 def _without_client(data: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,13 @@ def percentile_rows(requests: Requests) -> list[dict[str, Any]]:
         series["gap (s)"] = gaps
     if len(tools_s := _tools_s(requests)):
         series["tool or user (s)"] = tools_s
-    return [{"": name, **_statistics(values)} for name, values in series.items() if len(values)]
+    rows: list[dict[str, Any]] = []
+    for name, values in series.items():
+        if len(values):
+            points = zip(PERCENTILES, np.percentile(values, PERCENTILES).tolist(), strict=True)
+            shares = {f"p{q}": point for q, point in points}
+            rows.append({"": name, "mean": float(np.mean(values)), **shares, "max": float(np.max(values))})
+    return rows
 
 
 def gaps_s(requests: Requests) -> Floats:
@@ -64,15 +70,6 @@ def histogram(values: Any, num_bins: int = 12) -> list[tuple[float, float, int]]
     edges[0], edges[-1] = low, high
     counts, _ = np.histogram(values, edges)
     return [(float(a), float(b), int(c)) for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)]
-
-
-def _statistics(values: Any) -> dict[str, float]:
-    points = np.percentile(values, PERCENTILES)
-    return {
-        "mean": float(np.mean(values)),
-        **{f"p{q}": float(x) for q, x in zip(PERCENTILES, points, strict=True)},
-        "max": float(np.max(values)),
-    }
 
 
 def _rates(requests: Requests, prompt: int, output: int) -> dict[str, float | None]:

@@ -266,20 +266,17 @@ class TraceFormat:
 
 def guessed(names: Collection[str]) -> TraceFormat | None:
     """A format for these columns by what they seem to mean; None where prompt or output tokens are not among them."""
-    plain = {_plain_name(name): name for name in reversed(list(names))}
+    words = ((re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(), name) for name in reversed(list(names)))
+    plain = {re.sub(r"[^a-z0-9]+", "_", word).strip("_"): name for word, name in words}
     columns = {
         role: plain[word]
-        for role, words in SYNONYMS.items()
-        if (word := next((one for one in words if one in plain), None)) is not None
+        for role, known in SYNONYMS.items()
+        if (word := next((one for one in known if one in plain), None)) is not None
     }
     if "prompt" not in columns or "output" not in columns:
         return None
     is_ms = columns.get("arrival", "").lower().endswith("ms")
     return TraceFormat("Guessed from the names of its columns.", columns, time_unit="ms" if is_ms else "s")
-
-
-def _plain_name(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format")

@@ -48,7 +48,15 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
             )
         requests = _in_turn(requests, count)
     count = len(requests)
-    requests = _scaled(requests, config.prompt_scale, config.output_scale)
+    if config.prompt_scale != 1 or config.output_scale != 1:
+        requests = replace(
+            requests,
+            prompt_tokens=length.tokens(requests.prompt_tokens * config.prompt_scale),
+            output_tokens=length.tokens(requests.output_tokens * config.output_scale),
+        )
+        if len(requests.prefix_hashes):  # Blocks grow with the prompts, so that the shared part stays.
+            block = max(1, round(requests.prefix_block_tokens * config.prompt_scale))
+            requests = replace(requests, prefix_block_tokens=block)
     if len(requests.adapter):
         requests = apart_by_adapter(requests)
     if config.priority_shares:
@@ -104,20 +112,6 @@ def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, 
             return preset_lengths(preset(config.preset), count, seed)
         case _:
             raise AssertionError("a trace's lengths are not drawn")
-
-
-def _scaled(requests: Requests, prompt_scale: float, output_scale: float) -> Requests:
-    """Lengths multiplied; hashed blocks grow with the prompts, so that the shared part stays."""
-    if prompt_scale == 1 and output_scale == 1:
-        return requests
-    return replace(
-        requests,
-        prompt_tokens=length.tokens(requests.prompt_tokens * prompt_scale),
-        output_tokens=length.tokens(requests.output_tokens * output_scale),
-        prefix_block_tokens=max(1, round(requests.prefix_block_tokens * prompt_scale))
-        if len(requests.prefix_hashes)
-        else requests.prefix_block_tokens,
-    )
 
 
 def _in_turn(requests: Requests, count: int) -> Requests:

@@ -94,9 +94,11 @@ def fit(prompt: Tokens, output: Tokens, *, description: str, source: str) -> Pre
     """A preset whose marginals follow the quantiles of recorded lengths, with their correlation."""
     if len(prompt) < FEWEST:
         raise DataError(f"{len(prompt)} requests are too few for a fit.", where=source, fix=f"Give {FEWEST} or more.")
+    scores = _scores(prompt), _scores(output)
+    varies = all(one.std() for one in scores)  # Else there is nothing to go together.
     return Preset(
         description=description, source=source, prompt=_quantile_knots(prompt), output=_quantile_knots(output),
-        rank_correlation=round(_correlation(_scores(prompt), _scores(output)), 3),
+        rank_correlation=round(float(np.corrcoef(*scores)[0, 1]), 3) if varies else 0.0,
         max_tokens=int((prompt + output).max()),
     )  # fmt: skip
 
@@ -142,11 +144,6 @@ def _quantile_knots(lengths: Tokens) -> Knots:
     ends = [(edge, float(lengths.min())), (-edge, float(lengths.max()))]
     inside = [(z, x) for z, x in inner if edge < z < -edge]
     return tuple((round(z, 4), round(x, 1)) for z, x in [ends[0], *inside, ends[1]])
-
-
-def _correlation(one: Floats, other: Floats) -> float:
-    """Correlation; 0 where one of the two never varies."""
-    return float(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0
 
 
 def _scores(lengths: Tokens) -> Floats:

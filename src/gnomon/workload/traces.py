@@ -73,7 +73,10 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
         known = FORMATS[format]
     if known.reader is not None:
         table = known.reader(table)
-    _check_columns(table, known, own is not None)
+    needed = [name for role, name in known.columns.items() if own is not None or role in ("prompt", "output")]
+    if missing := [name for name in needed if name not in table.names]:
+        fix = f"The file has: {', '.join(table.names)}."
+        raise DataError(f"there is no column {missing[0]!r}.", where=f"{table.path}:1", fix=fix)
     known, more = _plausible(table, known)
     trace = _read(table, known)
     trace = trace if len(trace.parents) else _without_empty(trace, table)
@@ -147,18 +150,6 @@ def _plausible(table: Table, known: TraceFormat) -> tuple[TraceFormat, tuple[str
     return known, ()
 
 
-def _check_columns(table: Table, known: TraceFormat, all_needed: bool) -> None:
-    """Refuse a file without the needed columns; of columns that the user named, every one is needed."""
-    needed = [name for role, name in known.columns.items() if all_needed or role in ("prompt", "output")]
-    missing = [name for name in needed if name not in table.names]
-    if missing:
-        raise DataError(
-            f"there is no column {missing[0]!r}.",
-            where=f"{table.path}:1",
-            fix=f"The file has: {', '.join(table.names)}.",
-        )
-
-
 def _read(table: Table, known: TraceFormat) -> Requests:
     count = len(table.frame)
 
@@ -177,7 +168,12 @@ def _read(table: Table, known: TraceFormat) -> Requests:
             np.diff(offsets) > np.maximum(-(-prompt // block_tokens), (prompt + output) // block_tokens),
             f"has more blocks than prompt and answer have, of {block_tokens} tokens each",
         )
-    arrival_s = column("arrival", lambda name: _arrivals(table, name, known), np.empty(0))
+    arrival_s = np.empty(0)
+    if (name := known.columns.get("arrival")) in table.names and name is not None:
+        if known.time_unit == "datetime":
+            arrival_s = table.moments_s(name)
+        else:
+            arrival_s = table.numbers(name, 0 if known.from_start else -np.inf) * SECONDS_PER[known.time_unit]
     return Requests(
         **_waiting(table, known, arrival_s),
         arrival_s=arrival_s,
@@ -258,12 +254,6 @@ def _is_before_itself(owner: NDArray[np.int64], parents: NDArray[np.int64], coun
         np.subtract.at(left, owner[np.isin(parents, ready)], 1)
         ready = np.flatnonzero((left == 0) & ~sent)
     return ~sent
-
-
-def _arrivals(table: Table, name: str, known: TraceFormat) -> Floats:
-    if known.time_unit == "datetime":
-        return table.moments_s(name)
-    return table.numbers(name, least=0 if known.from_start else -np.inf) * SECONDS_PER[known.time_unit]
 
 
 def _sessions(table: Table, name: str) -> NDArray[np.int32]:

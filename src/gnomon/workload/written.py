@@ -35,16 +35,12 @@ def export(requests: Requests, path: str | Path) -> Path:
     Columns that say nothing (no sessions, no priorities, no prefixes) are left out; so are the arrivals of a closed
     loop, which the server decides.
     """
+    import polars as pl
+
     path = Path(path)
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"cannot tell the format of {path.name!r}.", where="--out", fix="End it in .csv or .parquet.")
-    frame = _frame(requests, as_text=path.suffix == ".csv")
-    return write_frame(path, frame)
-
-
-def _frame(requests: Requests, as_text: bool) -> pl.DataFrame:
-    import polars as pl
-
+    as_text = path.suffix == ".csv"
     columns: dict[str, pl.Series | np.ndarray] = {}
     if not requests.concurrency:
         columns["arrival_s"] = requests.arrival_s
@@ -63,7 +59,7 @@ def _frame(requests: Requests, as_text: bool) -> pl.DataFrame:
     if len(requests.prefix_hashes):
         columns["prefix_hashes"] = _lists([requests.prefix(i) for i in range(len(requests))], as_text)
         columns["prefix_block_tokens"] = np.full(len(requests), requests.prefix_block_tokens)
-    return pl.DataFrame(columns)
+    return write_frame(path, pl.DataFrame(columns))
 
 
 def _lists(lists: list[Ints], as_text: bool) -> pl.Series:

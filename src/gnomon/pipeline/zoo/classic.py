@@ -21,9 +21,12 @@ def gpipe(plan: Plan) -> Schedule:
 @built_in("1f1b")
 def one_f_one_b(plan: Plan) -> Schedule:
     """As many forwards as there are stages below, then one forward and one backward in turn."""
-    ranks, count = range(plan.ranks), range(plan.microbatches)
-    passes = ([[Action(kind, rank, i) for i in count] for kind in "FB"] for rank in ranks)
-    return Schedule("1f1b", tuple(alternate(*one, plan.ranks - rank - 1) for rank, one in enumerate(passes)))
+    count = range(plan.microbatches)
+    ranks = (
+        alternate([Action("F", rank, i) for i in count], [Action("B", rank, i) for i in count], plan.ranks - rank - 1)
+        for rank in range(plan.ranks)
+    )
+    return Schedule("1f1b", tuple(ranks))
 
 
 def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
