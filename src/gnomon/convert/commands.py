@@ -11,7 +11,6 @@ from gnomon.convert.options import option_map
 from gnomon.core.errors import ConfigError
 from gnomon.core.text import to_yaml
 from gnomon.search.config import UNITS
-from gnomon.search.evaluate import Record
 from gnomon.search.slo import shown
 from gnomon.search.study import Found, winning_scenario
 from gnomon.serving.policies import POLICIES
@@ -183,8 +182,8 @@ def engine_commands(scenario: Scenario) -> dict[str, str]:
 
 def sglang_flags(scenario: Scenario) -> list[str]:
     """The words of a `sglang.launch_server` command."""
-    pool, batching = _parts(scenario)
-    replica = pool.replica
+    pool = scenario.all_pools()[0]
+    replica, batching = pool.replica, pool.batching
     words = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
     words += ["--tp-size", str(replica.tensor_parallel * replica.data_parallel)]
     if replica.data_parallel > 1:
@@ -205,7 +204,12 @@ def sglang_flags(scenario: Scenario) -> list[str]:
         words.append("--disable-radix-cache")
     if pool.timing.kv_dtype == "fp8":
         words += ["--kv-cache-dtype", "fp8_e4m3"]
-    words += _sglang_graphs(pool.timing.graph_sizes)
+    sizes = pool.timing.graph_sizes  # vLLM's default ones count tokens, not decodes, and are not written.
+    if sizes == ():
+        words.append("--disable-cuda-graph")
+    elif isinstance(sizes, tuple):
+        is_usual = sizes == captured_sizes("sglang", sizes[-1])
+        words += ["--cuda-graph-max-bs", str(sizes[-1])] if is_usual else ["--cuda-graph-bs", *map(str, sizes)]
     if scenario.front_end.stream_interval > 1:
         words += ["--stream-interval", str(scenario.front_end.stream_interval)]
     if (interval := batching.options.get("receive_interval", 1)) > 1:
@@ -221,21 +225,10 @@ def sglang_flags(scenario: Scenario) -> list[str]:
     return words
 
 
-def _sglang_graphs(sizes: tuple[int, ...] | str | None) -> list[str]:
-    """The flags of SGLang's CUDA graphs; vLLM's default sizes count tokens, not decodes, and are not written."""
-    if not isinstance(sizes, tuple):
-        return []
-    if not sizes:
-        return ["--disable-cuda-graph"]
-    if sizes == captured_sizes("sglang", sizes[-1]):
-        return ["--cuda-graph-max-bs", str(sizes[-1])]
-    return ["--cuda-graph-bs", *map(str, sizes)]
-
-
 def trtllm_script(scenario: Scenario) -> str:
     """A `trtllm-serve` command, after the file with the options that it has no flag for."""
-    pool, batching = _parts(scenario)
-    replica = pool.replica
+    pool = scenario.all_pools()[0]
+    replica, batching = pool.replica, pool.batching
     ranks = replica.tensor_parallel * replica.data_parallel
     words = ["trtllm-serve", _model(scenario), "--backend", "pytorch", "--tp_size", str(ranks)]
     if replica.pipeline_parallel > 1:
@@ -282,26 +275,16 @@ def _trtllm_extra(scenario: Scenario, pool: Pool, batching: ResolvedBatching) ->
             }
     if scenario.front_end.stream_interval > 1:
         extra["stream_interval"] = scenario.front_end.stream_interval
-    if pool.replica.speculative is not None:
-        extra["speculative_config"] = _trtllm_drafts(pool.replica.speculative)
+    if (drafts := pool.replica.speculative) is not None and drafts.draft_model:
+        extra["speculative_config"] = {
+            "decoding_type": "Draft_Target", "max_draft_len": drafts.num_tokens,
+            "speculative_model_dir": drafts.draft_model,
+        }  # fmt: skip
+    elif drafts is not None and drafts.draft_layers:
+        extra["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": drafts.num_tokens}
+    elif drafts is not None:
+        extra["speculative_config"] = {"decoding_type": "NGram", "max_draft_len": drafts.num_tokens}
     return extra
-
-
-def _trtllm_drafts(speculative: Any) -> dict[str, Any]:
-    if speculative.draft_model:
-        return {
-            "decoding_type": "Draft_Target",
-            "max_draft_len": speculative.num_tokens,
-            "speculative_model_dir": speculative.draft_model,
-        }
-    if not speculative.draft_layers:
-        return {"decoding_type": "NGram", "max_draft_len": speculative.num_tokens}
-    return {"decoding_type": "MTP", "num_nextn_predict_layers": speculative.num_tokens}
-
-
-def _parts(scenario: Scenario) -> tuple[Pool, ResolvedBatching]:
-    pool = scenario.all_pools()[0]
-    return pool, pool.batching
 
 
 def _model(scenario: Scenario) -> str:
@@ -334,7 +317,13 @@ def winning_commands(found: Found) -> dict[str, str]:
             _, command = server_command(winning_scenario(found.search, record))
         except ConfigError:
             continue
-        commands[engine] = command if record is found.best else f"{_second(found, record, engine)}\n{command}"
+        commands[engine] = command
+        if record is not found.best:  # What the best of another engine than the winner's is worth.
+            assert found.best is not None and found.best.score is not None and record.score is not None
+            worth, winner = (shown(found.search.objective, one) for one in (record.score, found.best.score))
+            unit, name = UNITS[found.search.objective], ENGINES[engine].name
+            note = f"# The best with {name}: {record.label}, {worth:.3g} {unit} (the winner: {winner:.3g})."
+            commands[engine] = f"{note}\n{command}"
         if len(commands) == 1:
             first = record
     if not commands:
@@ -347,14 +336,3 @@ def winning_commands(found: Found) -> dict[str, str]:
             note = f"# Not simulated with {ENGINES[engine].name}: the layout and the limits that were best with {won}."
             commands.setdefault(engine, f"{note}\n{alike[engine]}")
     return commands
-
-
-def _second(found: Found, record: Record, engine: str) -> str:
-    """What the best of another engine than the winner's is worth."""
-    assert found.best is not None and found.best.score is not None and record.score is not None
-    objective = found.search.objective
-    worth, winner = shown(objective, record.score), shown(objective, found.best.score)
-    return (
-        f"# The best with {ENGINES[engine].name}: {record.label}, {worth:.3g} {UNITS[objective]}"
-        f" (the winner: {winner:.3g})."
-    )

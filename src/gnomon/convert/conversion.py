@@ -77,7 +77,10 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
     asked = [(known.all_options()[name], value) for _, name, value in counting]
     training = {key: _called_here(option, value) for option, value in asked for key in option.trained}
     along = {key: value for option, _ in asked for key, value in option.along.items() if key not in training}
-    nested = _nested(flat)
+    nested: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        put(nested, dotted, value)
+    nested = {key: _listed(value) for key, value in nested.items()}
     build(Scenario, nested)  # A mistake in a value is named before anything is concluded from it.
     notes = FINISHERS[tool](nested, {name: value for _, name, value in counting})
     values = {key: nested[key] for key in Scenario.model_fields if key in nested}
@@ -231,15 +234,12 @@ def _called_here(option: Option, value: Any) -> Any:
     return READERS[option.read](value) if option.read is not None else value
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested mappings; numbered parts as lists."""
-    nested: dict[str, Any] = {}
-    for dotted, value in flat.items():
-        at, parts = nested, dotted.split(".")
-        for part in parts[:-1]:
-            at = at.setdefault(part, {})
-        at[parts[-1]] = value
-    return {key: _listed(value) for key, value in nested.items()}
+def put(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key at its place in nested mappings, which are made on the way."""
+    *sections, last = dotted.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[last] = value
 
 
 def _listed(value: Any) -> Any:

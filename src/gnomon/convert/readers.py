@@ -139,29 +139,20 @@ def finish_vidur(values: Values, given: Values) -> list[str]:
             "times are measured kernels where the extra [silicon] is installed, else the roofline's; for Vidur's own "
             "measurements set timing.source: profile and timing.path."
         )
-    return [*notes, *_estimator_at_hand(values["timing"]), *_lengths_at_hand(values["workload"])]
-
-
-def _estimator_at_hand(timing: Values) -> list[str]:
-    """Vidur's random forest needs an extra: without it the scenario must run all the same."""
-    if timing.get("estimator") != "forest" or find_spec("sklearn"):
-        return []
-    del timing["estimator"]
-    return ["timing.estimator: forest needs the extra [forest]: the default estimator is used instead."]
-
-
-def _lengths_at_hand(workload: Values) -> list[str]:
-    """A trace that Vidur ships and that is not here: the preset with its statistics takes its place."""
-    lengths = workload.get("lengths", {})
-    name = lengths.get("file", "")
-    if not name or Path(name).exists():
-        return []
-    preset = next((preset for start, preset in VIDUR_TRACES.items() if Path(name).name.startswith(start)), None)
-    if preset is None:
-        return [f"{name} is not here: set workload.lengths.file, or a preset (`gnomon workload presets`)."]
-    del workload["lengths"]
-    workload["preset"] = preset
-    return [f"{name} is not here: the preset {preset}, made from that trace's quantiles, takes its place."]
+    if values["timing"].get("estimator") == "forest" and not find_spec("sklearn"):  # It must run all the same.
+        del values["timing"]["estimator"]
+        notes.append("timing.estimator: forest needs the extra [forest]: the default estimator is used instead.")
+    workload = values["workload"]
+    if (name := workload.get("lengths", {}).get("file", "")) and not Path(name).exists():
+        preset = next((preset for start, preset in VIDUR_TRACES.items() if Path(name).name.startswith(start)), None)
+        if preset is None:
+            notes.append(f"{name} is not here: set workload.lengths.file, or a preset (`gnomon workload presets`).")
+        else:
+            del workload["lengths"]
+            workload["preset"] = preset
+            what = f"the preset {preset}, made from that trace's quantiles, takes its place."
+            notes.append(f"{name} is not here: {what}")
+    return notes
 
 
 def finish_vllm(values: Values, given: Values) -> list[str]:
@@ -256,17 +247,11 @@ def _finished(values: Values) -> list[str]:
     if replica.get("speculative") and not POLICIES[policy].speculates:
         del replica["speculative"]
         notes.append(f"speculative decoding is not part of the policy {policy}: left out.")
-    notes += _known_draft(replica.get("speculative", {}))
+    draft = replica.get("speculative", {}).get("draft_model")
+    try:
+        catalog.model(draft or Scenario().model)
+    except GnomonError:  # EAGLE heads, say.
+        del replica["speculative"]["draft_model"]
+        notes.append(f"the draft model {draft} is not in the catalog: drafting is taken to be free.")
     notes.append("the command says nothing of the load: the default workload is used (set workload).")
     return notes
-
-
-def _known_draft(speculative: Values) -> list[str]:
-    """Forget a draft model that the catalog does not know (EAGLE heads, say)."""
-    try:
-        catalog.model(speculative.get("draft_model", Scenario().model))
-    except GnomonError:
-        return [
-            f"the draft model {speculative.pop('draft_model')} is not in the catalog: drafting is taken to be free."
-        ]
-    return []

@@ -5,6 +5,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from gnomon.convert.conversion import put
 from gnomon.convert.options import DATA, words_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
@@ -29,7 +30,7 @@ def read_verl(text: str, *, device: str = "h100", model: str | None = None) -> t
     without = {}
     for name, value in given.items():
         if name in SAME and value is not None:
-            _put(values, SAME[name], value)
+            put(values, SAME[name], value)
         elif name not in (*SAME, *TOGETHER):
             without[name] = "not known here, or nothing that a step's time depends on"
     if not given.get(f"{MODEL}.path"):
@@ -47,7 +48,7 @@ def read_rlinf(text: str, *, device: str = "h100", model: str | None = None) -> 
     without = {}
     for name, value in given.items():
         if name in RLINF and value is not None:
-            _put(values, RLINF[name], value)
+            put(values, RLINF[name], value)
         elif name.startswith("cluster.component_placement."):
             components = name.removeprefix("cluster.component_placement.").split(",")
             placement |= {one: value for one in map(str.strip, components) if one in ("actor", "rollout", "inference")}
@@ -56,7 +57,7 @@ def read_rlinf(text: str, *, device: str = "h100", model: str | None = None) -> 
     if not placement or "runner.seq_length" not in given:
         raise ConfigError("has no cluster.component_placement, or no runner.seq_length.", where="RLinf's YAML")
     values["model"] = model or Path(values.get("model", "")).name
-    _put(values, "cluster.component_placement", placement)
+    put(values, "cluster.component_placement", placement)
     if "inference" not in placement and values.setdefault("algorithm", {}).pop("recompute_logprobs", True):
         values["algorithm"] |= {"recompute_logprobs": False, "actor_passes": 1}  # The actor computes them itself.
     _lengths(values, given["runner.seq_length"] - values.setdefault("lengths", {}).get("max_prompt", 0))
@@ -120,13 +121,6 @@ def _place(values: dict[str, Any], given: dict[str, Any]) -> None:
     values["algorithm"]["in_flight"] = max(1, PROMPTS_PER_SERVER * rollout // math.prod(degrees))
 
 
-def _put(values: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, last = dotted.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-    values[last] = value
-
-
 def _options(text: str) -> dict[str, Any]:
     """Hydra's `key=value` words of a command, or the leaves of a YAML file."""
     if "=" not in text and Path(text.strip()).is_file():
@@ -186,25 +180,20 @@ def verl_flags(config: Posttrain) -> list[str]:
         flags |= {"data.train_batch_size": a.rollout_batch_size, "trainer.nnodes": config.cluster.num_nodes}
         flags |= {"trainer.n_gpus_per_node": config.cluster.gpus_per_node}
     else:
-        flags |= _apart(config, len(sizes.actor), len(sizes.rollout))
+        trainer, rollout, per_node = len(sizes.actor), len(sizes.rollout), config.cluster.gpus_per_node
+        fetch = max(1, a.fetch_minibatches)
+        flags |= {
+            "actor_rollout_ref.hybrid_engine": False,
+            "trainer.nnodes": max(1, trainer // per_node),
+            "trainer.n_gpus_per_node": min(per_node, trainer),
+            "rollout.nnodes": max(1, rollout // per_node),
+            "rollout.n_gpus_per_node": min(per_node, rollout),
+            "async_training.staleness_threshold": f"{1.0 if a.mode == 'one_step_off' else a.staleness:g}",
+            "async_training.require_batches": fetch,
+            "async_training.trigger_parameter_sync_step": a.n_minibatches // fetch,
+            "async_training.partial_rollout": a.interrupt and a.is_async,
+        }
     return [f"{name}={value}" for name, value in flags.items()]
-
-
-def _apart(config: Posttrain, trainer: int, rollout: int) -> dict[str, Any]:
-    """Trainer and rollout on GPUs of their own."""
-    a, per_node = config.algorithm, config.cluster.gpus_per_node
-    fetch = max(1, a.fetch_minibatches)
-    return {
-        "actor_rollout_ref.hybrid_engine": False,
-        "trainer.nnodes": max(1, trainer // per_node),
-        "trainer.n_gpus_per_node": min(per_node, trainer),
-        "rollout.nnodes": max(1, rollout // per_node),
-        "rollout.n_gpus_per_node": min(per_node, rollout),
-        "async_training.staleness_threshold": f"{1.0 if a.mode == 'one_step_off' else a.staleness:g}",
-        "async_training.require_batches": fetch,
-        "async_training.trigger_parameter_sync_step": a.n_minibatches // fetch,
-        "async_training.partial_rollout": a.interrupt and a.is_async,
-    }
 
 
 def rlinf_yaml(config: Posttrain) -> str:
@@ -214,7 +203,7 @@ def rlinf_yaml(config: Posttrain) -> str:
     for name, field in RLINF.items():
         value = _field(config, field)
         if value is not None and (config.algorithm.recompute_logprobs or not name.startswith("inference.")):
-            _put(data, name, value)
+            put(data, name, value)
     data["cluster"]["component_placement"] = {name: f"{gpus[0]}-{gpus[-1]}" for name, gpus in sizes if gpus}
     data["runner"] = {"seq_length": config.lengths.max_prompt + config.lengths.max_response}
     said = "# RLinf's pipeline trains on policy: how far generation may run ahead has no counterpart.\n"
