@@ -1,6 +1,7 @@
 """Placements: who owns which GPUs at the start, and every rule that can be checked before anything runs."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 from gnomon.core.errors import ConfigError
 from gnomon.posttrain.scenario.config import GpuRange, Posttrain
@@ -35,25 +36,52 @@ def valid_actor_sizes(config: Posttrain) -> list[int]:
 
 def placement_of(config: Posttrain) -> Placement:
     """Check every rule; raises ConfigError with the nearest valid choice."""
-    _check_batch(config)
-    given = config.cluster.component_placement
-    total = config.cluster.num_gpus
-    actor = _gpus(given.actor, total, "actor")
-    rollout = _gpus(given.rollout, total, "rollout")
-    inference = _gpus(given.inference, total, "inference") if given.inference is not None else ()
-    placement = Placement(actor, rollout, inference)
-    if inference and not config.algorithm.recompute_logprobs:
+    cluster, algorithm = config.cluster, config.algorithm
+    n, r = algorithm.n_minibatches, algorithm.rollout_batch_size
+    if r % n:
+        near = _nearest(n, [d for d in range(1, r + 1) if r % d == 0])
+        what = f"{r} prompts x {algorithm.group_size} samples do not divide into {n} mini-batches of whole groups."
+        fix = f"Use {near}, or a rollout_batch_size of {max(n, round(r / n) * n)}."
+        raise ConfigError(what, where="algorithm.n_minibatches", fix=fix)
+    given = cluster.component_placement
+    names = ("actor", "rollout", "inference")
+    placement = Placement(*(_gpus(getattr(given, name), cluster.num_gpus, name) for name in names))
+    if placement.inference and not algorithm.recompute_logprobs:
         what = "has GPUs, but log-probabilities are not recomputed."
         fix = "Leave inference out and give its GPUs to rollout, or set algorithm.recompute_logprobs: true."
         raise _error("inference", what, fix)
-    if not inference and config.algorithm.recompute_logprobs:
+    if not placement.inference and algorithm.recompute_logprobs:
         what = "has no GPUs, but log-probabilities are recomputed."
         fix = f"Give it {config.inference.num_gpus}, or set algorithm.recompute_logprobs: false."
         raise _error("inference", what, fix)
-    _check_sharing(config, placement)
-    _check_divisions(config, placement)
-    if config.cluster.auto_scheduler:
-        check_movable(config, placement, config.cluster.use_pre_process_policy, config.cluster.lend_inference)
+    parts = {name: gpus for name, gpus in placement.by_name().items() if gpus}
+    for (one, mine), (other, others) in combinations(parts.items(), 2):
+        common = set(mine) & set(others)
+        if common and (cluster.auto_scheduler or mine != others):
+            end = "." if cluster.auto_scheduler else ", or the same GPUs for all components (colocated)."
+            fix = f"Use {_contiguous_text(config, placement)}{end}"
+            raise _error(other, f"shares GPU {min(common)} with {one}.", fix)
+    if placement.is_shared and len({*parts.values()}) > 1:
+        raise _error("inference", "some components share GPUs and others do not.", "Use the same GPUs for all.")
+    for name, gpus in parts.items():
+        size = getattr(config, name).num_gpus
+        if len(gpus) % size:
+            low = len(gpus) // size * size
+            near_sizes = f"{low} or {low + size}" if low else str(size)
+            raise _error(name, f"{len(gpus)} GPUs do not hold whole copies of {size} GPUs.", f"Use {near_sizes} GPUs.")
+    sizes, actor = valid_actor_sizes(config), len(placement.actor)
+    if not sizes:
+        what = f"a copy of the actor needs {config.actor.num_gpus} GPUs, the cluster has {cluster.num_gpus}."
+        raise ConfigError(what, where="actor.tensor_parallel")
+    if actor not in sizes:
+        raise _error(
+            "actor",
+            f"{actor} GPUs are {actor // config.actor.num_gpus} data-parallel copies, over which the {r // n} groups of a"
+            " mini-batch do not divide evenly.",
+            f"Use {_nearest(actor, sizes)} GPUs (valid: {', '.join(map(str, sizes))}).",
+        )
+    if cluster.auto_scheduler:
+        check_movable(config, placement, cluster.use_pre_process_policy, cluster.lend_inference)
     return placement
 
 
@@ -61,8 +89,10 @@ def _error(component: str, what: str, fix: str) -> ConfigError:
     return ConfigError(what, where=f"cluster.component_placement.{component}", fix=fix)
 
 
-def _gpus(given: GpuRange, total: int, component: str) -> tuple[int, ...]:
+def _gpus(given: GpuRange | None, total: int, component: str) -> tuple[int, ...]:
     """`0-3,8` and the like as GPU numbers."""
+    if given is None:
+        return ()
     if given == "all":
         return tuple(range(total))
     numbers: list[int] = []
@@ -75,68 +105,9 @@ def _gpus(given: GpuRange, total: int, component: str) -> tuple[int, ...]:
     if not numbers or len(set(numbers)) < len(numbers):
         raise _error(component, f"{given!r} names {'a GPU twice' if numbers else 'no GPU'}.", "Write for example 0-3.")
     if max(numbers) >= total:
-        raise _error(
-            component,
-            f"GPU {max(numbers)} is not there: the cluster has {total}.",
-            f"The last one is {total - 1}; or raise cluster.num_nodes.",
-        )
+        what = f"GPU {max(numbers)} is not there: the cluster has {total}."
+        raise _error(component, what, f"The last one is {total - 1}; or raise cluster.num_nodes.")
     return tuple(sorted(numbers))
-
-
-def _check_batch(config: Posttrain) -> None:
-    algorithm = config.algorithm
-    n, r, g = algorithm.n_minibatches, algorithm.rollout_batch_size, algorithm.group_size
-    if r * g % n or r % n:
-        near = _nearest(n, [d for d in range(1, r + 1) if r % d == 0])
-        what = f"{r} prompts x {g} samples do not divide into {n} mini-batches of whole groups."
-        raise ConfigError(
-            what,
-            where="algorithm.n_minibatches",
-            fix=f"Use {near}, or a rollout_batch_size of {max(n, round(r / n) * n)}.",
-        )
-
-
-def _check_sharing(config: Posttrain, placement: Placement) -> None:
-    """Components are apart, or rollout, inference and actor take turns on the same GPUs."""
-    parts = {name: gpus for name, gpus in placement.by_name().items() if gpus}
-    names = list(parts)
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            common = set(parts[one]) & set(parts[other])
-            if common and (config.cluster.auto_scheduler or parts[one] != parts[other]):
-                raise _error(
-                    other,
-                    f"shares GPU {min(common)} with {one}.",
-                    f"Use {_contiguous_text(config, placement)}"
-                    + ("." if config.cluster.auto_scheduler else ", or the same GPUs for all components (colocated)."),
-                )
-    if placement.is_shared and len({*parts.values()}) > 1:
-        raise _error("inference", "some components share GPUs and others do not.", "Use the same GPUs for all.")
-
-
-def _check_divisions(config: Posttrain, placement: Placement) -> None:
-    copies = {"actor": config.actor.num_gpus, "rollout": config.rollout.num_gpus}
-    copies["inference"] = config.inference.num_gpus
-    for name, gpus in placement.by_name().items():
-        size = copies[name]
-        if gpus and len(gpus) % size:
-            low = len(gpus) // size * size
-            near = f"{low} or {low + size}" if low else str(size)
-            raise _error(name, f"{len(gpus)} GPUs do not hold whole copies of {size} GPUs.", f"Use {near} GPUs.")
-    sizes = valid_actor_sizes(config)
-    if not sizes:
-        raise ConfigError(
-            f"a copy of the actor needs {config.actor.num_gpus} GPUs, the cluster has {config.cluster.num_gpus}.",
-            where="actor.tensor_parallel",
-        )
-    if len(placement.actor) not in sizes:
-        groups = config.algorithm.rollout_batch_size // config.algorithm.n_minibatches
-        raise _error(
-            "actor",
-            f"{len(placement.actor)} GPUs are {len(placement.actor) // config.actor.num_gpus} data-parallel copies,"
-            f" over which the {groups} groups of a mini-batch do not divide evenly.",
-            f"Use {_nearest(len(placement.actor), sizes)} GPUs (valid: {', '.join(map(str, sizes))}).",
-        )
 
 
 def check_movable(config: Posttrain, placement: Placement, lend_actor: bool, lend_inference: bool) -> None:
