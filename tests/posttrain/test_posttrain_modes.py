@@ -17,8 +17,7 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.costs.training import Costs, num_packed, reward_copies, reward_s
-from gnomon.posttrain.costs.weights import num_tensors, sync_s
+from gnomon.posttrain.costs import Costs, num_packed, num_tensors, reward_copies, reward_s, sync_s
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import AlgorithmConfig, Posttrain
 from gnomon.posttrain.scenario.lengths import Lengths

@@ -6,7 +6,7 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DoesNotFitError
-from gnomon.posttrain.costs.training import check_actor_memory, recompute_of
+from gnomon.posttrain.costs import check_actor_memory, recompute_of
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulator.simulate import run

@@ -12,7 +12,7 @@ import pytest
 
 from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.posttrain.costs.training import Costs
+from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import LengthsConfig, Posttrain
 from gnomon.posttrain.scenario.lengths import draw

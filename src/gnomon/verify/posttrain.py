@@ -17,7 +17,7 @@ import numpy as np
 from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.costs.weights import sync_s
+from gnomon.posttrain.costs import sync_s
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.simulator.record import RunRecord

@@ -76,8 +76,8 @@ def placement_of(config: Posttrain) -> Placement:
     if actor not in sizes:
         raise _error(
             "actor",
-            f"{actor} GPUs are {actor // config.actor.num_gpus} data-parallel copies, over which the {r // n} groups of a"
-            " mini-batch do not divide evenly.",
+            f"{actor} GPUs are {actor // config.actor.num_gpus} data-parallel copies, over which the {r // n} groups"
+            " of a mini-batch do not divide evenly.",
             f"Use {_nearest(actor, sizes)} GPUs (valid: {', '.join(map(str, sizes))}).",
         )
     if cluster.auto_scheduler:

@@ -8,14 +8,13 @@ import numpy as np
 from gnomon import catalog
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import load_user_file
-from gnomon.posttrain.costs.training import Costs, check_actor_memory, reward_copies
+from gnomon.posttrain.costs import Costs, check_actor_memory, reward_copies
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.lengths import draw
 from gnomon.posttrain.scenario.placement import Placement, check_movable, placement_of
-from gnomon.posttrain.simulator.prompts import Prompts
 from gnomon.posttrain.simulator.record import RunRecord, StepRecord
-from gnomon.posttrain.simulator.rollout import check_memory
+from gnomon.posttrain.simulator.rollout import Prompts, check_memory
 from gnomon.posttrain.simulator.step import Step
 
 OVER_SUBMISSION = 3.0

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.posttrain.costs.training import Costs
+from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.policies import Policy
 from gnomon.posttrain.policies.snapshot import Instance, Point, Rates, Snapshot
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import Placement, valid_actor_sizes
 from gnomon.posttrain.simulator.allocation import Allocation
-from gnomon.posttrain.simulator.prompts import Prompts
 from gnomon.posttrain.simulator.record import StepRecord, Work
-from gnomon.posttrain.simulator.rollout import Rollouts
+from gnomon.posttrain.simulator.rollout import Prompts, Rollouts
 
 
 class StepState:

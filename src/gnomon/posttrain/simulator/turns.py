@@ -11,7 +11,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.streams import stream
-from gnomon.posttrain.costs.training import reward_copies, reward_s
+from gnomon.posttrain.costs import reward_copies, reward_s
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.simulator.rollout import Rollouts, Sequences
 

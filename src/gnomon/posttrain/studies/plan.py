@@ -13,7 +13,7 @@ import numpy as np
 
 from gnomon import catalog
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.posttrain.costs.training import Costs, check_actor_memory
+from gnomon.posttrain.costs import Costs, check_actor_memory
 from gnomon.posttrain.scenario.config import PolicyConfig, Posttrain
 from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulator.record import RunRecord

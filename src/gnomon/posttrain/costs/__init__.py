@@ -1,1 +1,0 @@
-"""Seconds of everything but generation: training, log-probabilities, weight sync."""
