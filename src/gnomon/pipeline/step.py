@@ -74,37 +74,31 @@ class StepConfig(Study):
             for name in OF_A_SCHEDULE:
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs a schedule.", fix="Add the schedule 1f1b, for example.")
-            self._refuse("the study", ("chunks", "draws"))
-            return self._checked_lengths()
-        if self.schedule is not None and self.schedule in SCHEDULES and not SCHEDULES[self.schedule].takes_chunks:
-            self._refuse(f"the schedule {self.schedule}", ("chunks",))
-        if not self.jitter and not (self.costs and self.costs.jitter):
-            self._refuse("passes without jitter", ("draws",))
-        if self.is_given("dispatch") and self.dispatch == "greedy":
+        elif self.is_given("dispatch") and self.dispatch == "greedy":
             raise ConfigError(
                 "greedy dispatch is the study's: a schedule has an order of its own.", fix="Leave out the schedule."
             )
-        if self.costs is not None:
-            self._refuse("costs per stage", (*LENGTHS, "weight_grad_len", "sync_freq"))
-        if self.is_from_file:
-            self._refuse("a schedule from a file", ("n", "stages", "chunks"))
-        return self if self.costs else self._checked_lengths()
+        takes_chunks = self.schedule is None or self.schedule not in SCHEDULES or SCHEDULES[self.schedule].takes_chunks
+        has_jitter = self.jitter or (self.costs and self.costs.jitter)
+        for is_so, reason, names in (
+            (self.is_study, "the study", ("chunks", "draws")),
+            (not takes_chunks, f"the schedule {self.schedule}", ("chunks",)),
+            (not has_jitter, "passes without jitter", ("draws",)),
+            (self.costs is not None, "costs per stage", (*LENGTHS, "weight_grad_len", "sync_freq")),
+            (self.is_from_file, "a schedule from a file", ("n", "stages", "chunks")),
+        ):
+            for name in names:
+                if is_so and self.is_given(name) and getattr(self, name) is not None:
+                    raise ConfigError(f"{name} has no effect with {reason}.", fix="Leave it out.")
+        if self.costs is None and self.sync_freq > self.n:  # Possible, but nobody's wish.
+            what = f"sync_freq {self.sync_freq} is more than the {self.n} micro-batches."
+            raise ConfigError(what, fix="Choose sync_freq between 1 and n.")
+        return self
 
     @property
     def is_from_file(self) -> bool:
         """Whether the schedule is a CSV file, which says its size itself."""
         return (self.schedule or "").lower().endswith(".csv")
-
-    def _checked_lengths(self) -> StepConfig:
-        if self.sync_freq > self.n:  # Possible, but nobody's wish.
-            what = f"sync_freq {self.sync_freq} is more than the {self.n} micro-batches."
-            raise ConfigError(what, fix="Choose sync_freq between 1 and n.")
-        return self
-
-    def _refuse(self, reason: str, names: tuple[str, ...]) -> None:
-        for name in names:
-            if self.is_given(name) and getattr(self, name) is not None:
-                raise ConfigError(f"{name} has no effect with {reason}.", fix="Leave it out.")
 
 
 def load_schedule(name: str, plan: Plan) -> Schedule:

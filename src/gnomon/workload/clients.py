@@ -4,9 +4,8 @@ import ast
 import json
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -122,8 +121,7 @@ MAX_REQUESTS = 2_000_000
 SIDES = ("input_tokens", "output_tokens")
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """What one client does for a while."""
 
     start_s: float
