@@ -213,7 +213,7 @@ def test_releases_and_devices_that_nobody_named() -> None:
     assert known.release("") == known.releases["26.06"] == known.release("26.08")
     assert known.release("26.04.01") == known.releases["26.02"]
     assert known.release("25.11") == known.releases["25.09"]
-    assert known.of(known.devices, "l40s") == known.devices["any"]
+    assert known.of("devices", "l40s") == known.devices["any"]
 
 
 def test_without_cuda_graphs_a_layer_takes_no_less_than_its_launches() -> None:

@@ -72,7 +72,7 @@ class Compute:
         context = Context(self.model, self.device, config.where, Parallelism(), timing)
         self.timer = Timer(context)
         self.constants = constants()
-        self.rates = self.constants.of(self.constants.devices, config.device)
+        self.rates = self.constants.of("devices", config.device)
         self.release = self.constants.release(config.release)
         self.is_eager = not config.compile and config.framework != "megatron"
 
@@ -95,7 +95,7 @@ class Compute:
             least = constants.eager.forward_layer_s, constants.eager.backward_layer_s
         elif c.framework == "megatron" and not c.cuda_graphs:
             least = constants.launch_layer_s, 2.0 * constants.launch_layer_s
-        forward, backward = (c.launching * constants.of(constants.launch_factor, c.device) * one for one in least)
+        forward, backward = (c.launching * constants.of("launch_factor", c.device) * one for one in least)
         made.add("host", max(0.0, forward - made.forward_s), max(0.0, backward - made.backward_s))
 
     def _operator(self, made: Pass, operator: Operator) -> None:
@@ -126,7 +126,7 @@ class Compute:
         rate = fitted * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
         seconds = self._s(operator, length, 0.0) / rate
         if self.config.attention_kernel == "fa2":
-            seconds = max(seconds, flops / self.constants.of(self.constants.fa2_rate, self.config.device))
+            seconds = max(seconds, flops / self.constants.of("fa2_rate", self.config.device))
         return seconds
 
     def _product(self, made: Pass, part: str, operator: Operator, tokens: float, precision: Precision) -> None:

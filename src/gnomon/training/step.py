@@ -165,11 +165,11 @@ class _Step:
             if c.framework == "megatron" and not c.expert_capacity:
                 least = c.launching * release.expert_layer_least_s
                 if not c.cuda_graphs:
-                    least *= constants.of(constants.launch_factor, c.device)
+                    least *= constants.of("launch_factor", c.device)
                 waits = max(0.0, least - made.forward_s), max(0.0, 2.0 * least - made.backward_s)
                 made.add("host", *waits)
         if c.offload:  # Out beside the forward, back beside the backward.
-            copied = offloaded_bytes(c, m, kind) / constants.of(constants.host_bandwidth, c.device)
+            copied = offloaded_bytes(c, m, kind) / constants.of("host_bandwidth", c.device)
             made.add("offload", max(0.0, copied - made.forward_s), max(0.0, copied - made.backward_s))
         if c.recompute == "full":
             self.again[kind] = sum(v for part, v in made.forward.items() if part != "offload")

@@ -385,7 +385,7 @@ def told(scored: Sequence[Scored]) -> Findings:
         "figures": table,
         "groups": groups,
         "rows": rows,
-        "constants": constants().model_dump(),
+        "constants": constants(),
         "not_predicted": [{"row": one.row.name, "reason": one.problem} for one in missing],
     }
     return Findings(scored, rows, data, blocks, [one.name for one in found if not one.passed])
