@@ -1,4 +1,4 @@
-"""Constants of training steps, measured on a GPU or fitted to published steps: `data/constants.yaml` says what each is."""
+"""Constants of training steps, measured or fitted to published ones: `data/constants.yaml` says what each is."""
 
 from functools import cache
 from pathlib import Path

@@ -18,7 +18,6 @@ from gnomon.pipeline.run import Run
 from gnomon.training.config import TrainConfig
 from gnomon.training.pipelines import in_flight, stages_of_rank
 from gnomon.training.stages import (
-    RECIPES,
     LayerKind,
     Parameters,
     Stage,
@@ -324,4 +323,4 @@ def _logit_bytes(config: TrainConfig, model: Model) -> float:
         return config.head_chunk * vocab * 4.0 * 1.2
     if config.framework == "torchtitan":  # By its published memory: compiled, logits and their gradients in bf16.
         return config.tokens * vocab * (4.0 if config.compiles_loss else 12.0)
-    return config.tokens * vocab * RECIPES[config.family].logit
+    return config.tokens * vocab * recipe_of(config).logit

@@ -1,7 +1,7 @@
 """Stages of a model: their layers, what one layer runs on one GPU, and the bytes of their weights and optimizer."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gnomon.catalog import Model, Parallelism
@@ -12,6 +12,7 @@ from gnomon.timing.operators.attention import attention_operators
 from gnomon.timing.operators.mlp import expert_operators, mlp_operators
 from gnomon.timing.operators.parts import Parts
 from gnomon.training.config import SHARDED, Precision, TrainConfig
+from gnomon.training.constants import Section, constants
 
 SERVING_ONLY = ("attention_decode", "decode")
 """Kinds of operators that a pass over whole sequences does not run."""
@@ -85,46 +86,15 @@ def layer_operators(config: TrainConfig, model: Model, kind: LayerKind) -> list[
     ]
 
 
-STORED = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 2.0, "nvfp4": 2.0}
-"""Bytes of a weight in Megatron-LM: FP8 alone with a scale per tensor, both orientations of MXFP8; bf16 beside NVFP4,
-whose weights cannot be gathered yet."""
-FROZEN = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.6}
-"""The same of weights that are not trained."""
-ADAPTED = ("attention", "attention_output")
-"""Groups of weights that adapters are for."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Bytes per parameter, and what a framework keeps of logits."""
-
-    weight: float
-    gradient: float
-    optimizer: float
-    frozen: float
-    """Bytes of a weight that is not trained."""
-    computed: float = 0.0
-    """Bytes of the copy that layers compute with, where weights are kept otherwise."""
-    logit: float = 12.0
-    """Bytes per logit at the loss's backward: log-probabilities, and gradients of them and of logits in float32."""
-
-
-RECIPES = {
-    "megatron": Recipe(2.0, 4.0, 12.0, 2.0, logit=6.0),
-    "fsdp": Recipe(4.0, 4.0, 8.0, 4.0, computed=2.0, logit=18.0),
-    "transformers": Recipe(2.0, 2.0, 4.0, 2.0),
-}
-"""Megatron-LM: its documentation of the distributed optimizer. FSDP with mixed precision: float32 weights and states,
-layers gathered in bf16. transformers: everything in bf16; the loss in float32, as measured (constants.yaml)."""
-
-
-def recipe_of(config: TrainConfig) -> Recipe:
+def recipe_of(config: TrainConfig) -> Section:
     """The bytes of a configuration: Megatron-LM's depend on the precision and on the format of gradients."""
-    recipe = RECIPES[config.family]
+    known = constants()
+    recipe: Section = known.recipes[config.family]
     if config.framework != "megatron":
         return recipe
-    gradient = 4.0 if config.gradients == "fp32" else 2.0
-    return replace(recipe, weight=STORED[config.precision], gradient=gradient, frozen=FROZEN[config.precision])
+    gradient = {"fp32": 4.0, "bf16": 2.0}[config.gradients]
+    stored, frozen = known.stored[config.precision], known.frozen[config.precision]
+    return Section(recipe | {"weight": stored, "gradient": gradient, "frozen": frozen})
 
 
 @dataclass(frozen=True)
