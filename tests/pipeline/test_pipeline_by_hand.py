@@ -30,10 +30,10 @@ from gnomon.pipeline.zoo.plan import check_passes
 
 def test_a_graph_is_arrays_of_tasks_and_of_those_that_wait_for_each() -> None:
     b = GraphBuilder()
-    first = b.compute(Label("forward", 0, 0), 0, 2.0, 5, 0.3)
-    sent = b.transfer(Label("fwd_prop", 0, 0), 0, 1, 0, 0.5, 7)
-    late = b.free(Label("latency", 0, 0), 1, 0.1, 2)
-    last = b.compute(Label("forward", 0, 1), 1, 3.0, 6)
+    first = b.add(Label("forward", 0, 0), 2.0, COMPUTE, 0, order=5, impact=0.3)
+    sent = b.add(Label("fwd_prop", 0, 0), 0.5, LINK, 0, order=7, receiver=1)
+    late = b.add(Label("latency", 0, 0), 0.1, FREE, 1, kind=2)
+    last = b.add(Label("forward", 0, 1), 3.0, COMPUTE, 1, order=6)
     b.after(sent, first)
     b.after(late, sent)
     b.after(last, late, first)
@@ -340,7 +340,7 @@ def test_chunks_of_a_sweep_are_put_where_they_belong(tmp_path: Path, monkeypatch
     expected = [3.0, 6.0, 9.0, 12.0, 15.0]
     assert sweep(config, step=1.0, jobs=1).totals[:, 0] == pytest.approx(expected)
     with monkeypatch.context() as stopped:
-        stopped.setattr(sweeps._Kept, "forget", lambda self: None)
+        stopped.setattr(sweeps.shutil, "rmtree", lambda *given, **options: None)
         sweep(config, step=1.0, jobs=1, workspace=tmp_path)
     told: list[float] = []
     monkeypatch.setattr(sweeps, "run_chunk", lambda *given: pytest.fail("was kept"))

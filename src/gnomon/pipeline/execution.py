@@ -9,7 +9,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.pipeline.costs import StepCosts, priorities
-from gnomon.pipeline.fluid import COMPUTE, FWD_PROP, GRAD_PROP, GRAD_SYNC, TaskGraph
+from gnomon.pipeline.fluid import COMPUTE, FREE, FWD_PROP, GRAD_PROP, GRAD_SYNC, LINK, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.run import Run, run_graph
 from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
@@ -183,14 +183,11 @@ class StepGraph:
         forward = all(part.kind == "F" for part in action.computes)
         impact = self.costs.fwd_impact if forward else self.costs.bwd_impact
         work *= self.costs.stragglers.get(rank, 1.0)
-        if (action.kind, action.stage, action.microbatch) in ends:
-            count = self.costs.buckets
-            label = label._replace(share=1 / count)
-            tasks = [self.builder.compute(label, rank, work / count, at, impact) for _ in range(count)]
-            for before, after in pairwise(tasks):
-                self.builder.after(after, before)
-        else:
-            tasks = [self.builder.compute(label, rank, work, at, impact)]
+        count = self.costs.buckets if (action.kind, action.stage, action.microbatch) in ends else 1
+        label, work = label._replace(share=1 / count), work / count
+        tasks = [self.builder.add(label, work, COMPUTE, rank, order=at, impact=impact) for _ in range(count)]
+        for before, after in pairwise(tasks):
+            self.builder.after(after, before)
         for part in action.computes:
             self.home[provides(part)] = (rank, tasks[-1])
             if part.kind in "WB":
@@ -224,7 +221,7 @@ class StepGraph:
             self.builder.after(last, source)
         if self.costs.latency > 0.0:
             label = Label("latency", microbatch, from_stage)
-            latency = self.builder.free(label, sender, self.costs.latency, kind, receiver)
+            latency = self.builder.add(label, self.costs.latency, FREE, sender, kind=kind, receiver=receiver)
             self.builder.after(latency, last)
             last = latency
         self.builder.after(task, last)
@@ -232,9 +229,8 @@ class StepGraph:
     def _transfer(
         self, label: Label, sender: int, receiver: int, kind: int, seconds: float, number: int, alone: bool = False
     ) -> int:
-        if alone or not self.costs.contention:
-            return self.builder.free(label, sender, seconds, kind, receiver)
-        return self.builder.transfer(label, sender, receiver, kind, seconds, number * NUM_TYPES + kind)
+        channel, order = (FREE, 0) if alone or not self.costs.contention else (LINK, number * NUM_TYPES + kind)
+        return self.builder.add(label, seconds, channel, sender, order=order, kind=kind, receiver=receiver)
 
     def _synchronise(self, rank: int, stage: int) -> None:
         """Gradient synchronisation of one stage: every `sync_freq` micro-batches, each after the one before.

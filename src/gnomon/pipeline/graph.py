@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gnomon.pipeline.fluid import COMPUTE, FREE, LINK, TASK, TaskGraph
+from gnomon.pipeline.fluid import TASK, TaskGraph
 
 _COLUMNS = ("work", "channel", "rank", "order", "type", "receiver", "impact")
-Row = tuple[float, int, int, int, int, int, float]
 
 
 class Label(NamedTuple):
@@ -34,20 +33,17 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self.labels: list[Label] = []
-        self._rows: list[Row] = []
+        self._rows: list[tuple[float, ...]] = []
         self._edges: list[tuple[int, int]] = []
 
-    def compute(self, label: Label, rank: int, work: float, order: int, impact: float = 0.0) -> int:
-        """Work on the compute channel of `rank`; returns the task's number."""
-        return self._add(label, (work, COMPUTE, rank, order, 0, -1, impact))
-
-    def transfer(self, label: Label, sender: int, receiver: int, kind: int, work: float, order: int) -> int:
-        """A transfer on the egress link of `sender`; `receiver` -1 enters nobody's ingress."""
-        return self._add(label, (work, LINK, sender, order, kind, receiver, 0.0))
-
-    def free(self, label: Label, rank: int, work: float, kind: int, receiver: int = -1) -> int:
-        """Time that passes on no shared resource: a latency, or a transfer on an ideal network."""
-        return self._add(label, (work, FREE, rank, 0, kind, receiver, 0.0))
+    def add(
+        self, label: Label, work: float, channel: int, rank: int, *, order: int = 0, kind: int = 0, receiver: int = -1,
+        impact: float = 0.0,
+    ) -> int:  # fmt: skip
+        """A task (`TASK` says what the columns are); returns its number."""
+        self.labels.append(label)
+        self._rows.append((work, channel, rank, order, kind, receiver, impact))
+        return len(self._rows) - 1
 
     def after(self, task: int, *predecessors: int) -> None:
         """Let `task` wait for `predecessors`."""
@@ -66,8 +62,3 @@ class GraphBuilder:
         tasks.missing = np.bincount(edges[:, 1], minlength=tasks.size)
         tasks.ready = tasks.start = tasks.end = np.nan
         return TaskGraph(tasks, np.ascontiguousarray(edges[:, 1]))
-
-    def _add(self, label: Label, row: Row) -> int:
-        self.labels.append(label)
-        self._rows.append(row)
-        return len(self._rows) - 1

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from gnomon.core.errors import DataError
-from gnomon.core.files import write_text
 from gnomon.core.text import read_text
 from gnomon.pipeline.schedule import COMPUTE_KINDS, OVERLAP, STAGE_KINDS, TRANSFER_KINDS, Action, Schedule
 
@@ -37,11 +36,6 @@ def parse(text: str, *, name: str = "schedule", where: str = "schedule") -> Sche
 def text(schedule: Schedule) -> str:
     """The schedule as CSV text that `parse` reads back to an equal one."""
     return "".join(",".join(str(action) for action in actions) + "\n" for actions in schedule.ranks)
-
-
-def write(schedule: Schedule, path: str | Path) -> Path:
-    """Write the schedule as CSV."""
-    return write_text(path, text(schedule))
 
 
 def _action(cell: str, where: str) -> Action:

@@ -233,43 +233,24 @@ def sweep(
     grid, studies = priority_grid(step), config.studies()
     size = max(RUNS_PER_CHUNK // len(grid), 1)
     chunks = [studies[at : at + size] for at in range(0, len(studies), size)]
-    kept = _Kept(Path(workspace) if workspace else None, config, step, size)
-    done = {number: kept.load(number, (len(chunk), len(grid))) for number, chunk in enumerate(chunks)}
-    missing = [number for number, totals in done.items() if totals is None]
-    if before := sum(totals.size for totals in done.values() if totals is not None):
-        progress(before)
+    name = hashlib.sha256(f"{config.model_dump_json()} {step!r} {size}".encode()).hexdigest()[:12]
+    folder = Path(workspace) / f".sweep-{name}" if workspace else None  # Of exactly this sweep.
+    numbers = range(len(chunks))
+    done = {n: np.load(path) for n in numbers if folder and (path := folder / f"{n}.npy").exists()}
+    if done:
+        progress(sum(totals.size for totals in done.values()))
+    missing = [n for n in numbers if n not in done]
     jobs = min(jobs or default_jobs(), max(len(missing), 1))
-    outcomes = map_ordered(partial(run_chunk, grid), (chunks[number] for number in missing), jobs=jobs, ray=ray)
-    for number, outcome in zip(missing, outcomes, strict=True):
-        done[number] = totals = outcome.unwrap()
-        kept.save(number, totals)
-        progress(totals.size)
-    kept.forget()
-    return Sweep(studies, grid, np.concatenate([totals for totals in done.values() if totals is not None]))
-
-
-class _Kept:
-    """Finished chunks on disk, in a folder named after exactly this sweep."""
-
-    def __init__(self, workspace: Path | None, config: SweepConfig, step: float, size: int) -> None:
-        text = f"{config.model_dump_json()} {step!r} {size}"
-        self.folder = workspace / f".sweep-{hashlib.sha256(text.encode()).hexdigest()[:12]}" if workspace else None
-
-    def load(self, number: int, shape: tuple[int, int]) -> Floats | None:
-        path = self.folder / f"{number}.npy" if self.folder else None
-        if path is None or not path.exists():
-            return None
-        values: Floats = np.load(path)
-        return values if values.shape == shape else None
-
-    def save(self, number: int, values: Floats) -> None:
-        if self.folder:
-            with written_whole(self.folder / f"{number}.npy") as temporary:
-                np.save(temporary, values)
-
-    def forget(self) -> None:
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+    outcomes = map_ordered(partial(run_chunk, grid), (chunks[n] for n in missing), jobs=jobs, ray=ray)
+    for n, outcome in zip(missing, outcomes, strict=True):
+        done[n] = outcome.unwrap()
+        if folder:
+            with written_whole(folder / f"{n}.npy") as temporary:
+                np.save(temporary, done[n])
+        progress(done[n].size)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Sweep(studies, grid, np.concatenate([done[n] for n in numbers]))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ both ends of the pipe and holds two copies of the weights; DualPipeV folds the p
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Action, Schedule, overlapped
@@ -21,23 +22,20 @@ class _Steps:
         self.order: list[Action] = []
         self._make = make
         self._next: dict[tuple[str, int], int] = {}
-        self._put_off: list[tuple[int, int]] = []
+        self._put_off: list[Action] = []
 
     def forward(self, stream: int) -> None:
         self.order.append(self._take("F", stream))
 
     def backward(self, stream: int, *, put_off_weights: bool = False) -> None:
+        action = self._take("B", stream)
         if put_off_weights:
-            number = self._next.get(("B", stream), 0)
-            self._next["B", stream] = number + 1
-            self.order.append(self._make("I", stream, number))
-            self._put_off.append((stream, number))
-        else:
-            self.order.append(self._take("B", stream))
+            self._put_off.append(replace(action, kind="W"))
+            action = replace(action, kind="I")
+        self.order.append(action)
 
     def weights(self) -> None:
-        stream, number = self._put_off.pop(0)
-        self.order.append(self._make("W", stream, number))
+        self.order.append(self._put_off.pop(0))
 
     def both(self, forward: int, backward: int) -> None:
         self.order.append(overlapped(self._take("F", forward), self._take("B", backward)))
