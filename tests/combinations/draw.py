@@ -360,8 +360,6 @@ class Drawer:
             calls = {"calls": 3, "sub_agents": 0, "sub_calls": 3} | workload["agents"]
             least = calls["calls"] + calls["sub_agents"] * calls["sub_calls"]
             workload["num_requests"] = max(workload["num_requests"], least)
-        if "classes" in workload:
-            workload.pop("priority_shares", None)
         for number, one in enumerate(workload.get("classes", [])):
             one["name"] = f"class {number}"
             if "lengths" in one:

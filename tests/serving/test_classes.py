@@ -180,13 +180,23 @@ def test_dlpm_looks_on_until_somebody_has_credit() -> None:
     assert order_of(served_with_prefixes("dlpm", offered, quantum=10.0, depth=1.0)) == "ADBC"
 
 
+def by_priority(*shares: float) -> list[dict[str, Any]]:
+    return [{"name": f"priority {i}", "share": share, "priority": i} for i, share in enumerate(shares)]
+
+
 @pytest.mark.parametrize("policy", ["priority", "vtc", "drr", "dlpm"])
 def test_accounts_hold_every_token(policy: str) -> None:
     """After a run with pre-emptions each class's account is what its requests produced, and nothing waits."""
     setup = scenario(
         batching={"policy": policy, "max_sequences": 8},
         replica={"num_kv_blocks": 60},
-        workload={"priority_shares": (0.5, 0.3, 0.2), "rate": 60.0, "num_requests": 200},
+        workload={
+            "classes": [
+                {"name": f"priority {i}", "share": share, "priority": i} for i, share in enumerate((0.5, 0.3, 0.2))
+            ],
+            "rate": 60.0,
+            "num_requests": 200,
+        },
     )
     done = run(setup)
     check_invariants(done)
@@ -202,7 +212,11 @@ def test_decodes_handled_one_by_one_give_the_same(policy: str) -> None:
     setup = scenario(
         batching={"policy": policy, "max_sequences": 8},
         replica={"num_kv_blocks": 80},
-        workload={"priority_shares": (0.5, 0.5), "rate": 60.0, "num_requests": 120},
+        workload={
+            "classes": by_priority(0.5, 0.5),
+            "rate": 60.0,
+            "num_requests": 120,
+        },
     )
     together, apart = outcome(run(setup)), outcome(run(setup, keep_members=100_000))
     for name in ("finished_s", "first_token_s", "num_restarts"):
@@ -260,7 +274,6 @@ def test_fewer_requests_of_classes_are_the_first_of_more() -> None:
     [
         ({"classes": [{"name": "a"}, {"name": "a"}]}, "same name"),
         ({"classes": [{"name": "a", "share": 0}]}, "share above 0"),
-        ({"classes": [{"name": "a"}], "priority_shares": [1]}, "priority_shares"),
         ({"classes": [{"name": "a", "lengths": {"distribution": "trace"}}]}, "must be drawn"),
     ],
 )

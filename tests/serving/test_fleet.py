@@ -70,7 +70,12 @@ def trouble(seed: int, **fleet: Any) -> Run:
             router=("round_robin", "least_outstanding", "power_of_two")[seed % 3],
             batching={"policy": ("vllm_v1", "priority", "sarathi")[seed % 3], "max_sequences": 6},
             replica={"num_kv_blocks": 60},
-            workload={"priority_shares": (0.5, 0.5), "num_requests": 120},
+            workload={
+                "classes": [
+                    {"name": f"priority {i}", "share": share, "priority": i} for i, share in enumerate((0.5, 0.5))
+                ],
+                "num_requests": 120,
+            },
             fleet={**given, **fleet},
         )
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -333,13 +334,17 @@ def test_every_summary_is_checked() -> None:
             check_summary(one)
 
 
-def test_priorities_are_classes_of_users() -> None:
-    given = {"workload.num_requests": 50, "workload.rate": 1}
-    both = simulate(**given, **{"workload.priority_shares": [1, 1]})
-    assert [one.name for one in both.summary.classes] == ["priority 0", "priority 1"]
-    assert sum(one.finished for one in both.summary.classes) == 50
-    plain = simulate(**given, **{"workload.priority_shares": [1]})
-    assert plain.summary.classes == [] and plain.summary.fairness is None
+def test_priorities_are_classes_of_users(tmp_path: Path) -> None:
+    def served(levels: int) -> Any:
+        path = tmp_path / "trace.csv"
+        rows = [f"{i},100,10,{i % levels}" for i in range(50)]
+        path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,priority", *rows]))
+        return simulate(**{"workload.trace.file": str(path)}).summary
+
+    both = served(2)
+    assert [one.name for one in both.classes] == ["priority 0", "priority 1"]
+    assert sum(one.finished for one in both.classes) == 50
+    assert served(1).classes == [] and served(1).fairness is None
 
 
 def test_a_mean_agrees_with_its_parts() -> None:

@@ -224,7 +224,12 @@ def test_closed_loop_refills_after_dropping():
 
 def test_scaled_lengths_and_priorities():
     base = generate(workload(num_requests=10_000), 0)
-    double = generate(workload(num_requests=10_000, prompt_scale=2, priority_shares=[3, 1]), 0)
+    double = generate(
+        workload(
+            num_requests=10_000, prompt_scale=2, classes=[{"name": "a", "share": 3}, {"name": "b", "priority": 1}]
+        ),
+        0,
+    )
     assert (double.prompt_tokens == 2 * base.prompt_tokens).all()
     assert double.priority.mean() == pytest.approx(0.25, abs=0.02)
     assert (double.arrival_s == base.arrival_s).all()
@@ -262,7 +267,7 @@ def test_short_form_can_be_changed_by_a_flag(tmp_path):
         ({"lengths": {"distribution": "uniform", "prompt": [9, 2], "output": [1, 2]}}, "empty"),
         ({"lengths": {"distribution": "fixed", "prompt": 5, "output": 0}}, "output"),
         ({"preset": "chat-1m", "lengths": {"distribution": "fixed", "prompt": 5, "output": 5}}, "not used"),
-        ({"priority_shares": [0, 0]}, "above 0"),
+        ({"classes": [{"name": "a", "share": 0}]}, "above 0"),
     ],
 )
 def test_mistakes_are_named(choices, message):

@@ -30,8 +30,8 @@ def same(one: Requests, other: Requests) -> bool:
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"sessions": {"shared_prefix_tokens": 40, "num_active": 5}, "priority_shares": [1, 2]}, {"adapters": {}},
-     {"agents": {}}],
+    [{}, {"sessions": {"shared_prefix_tokens": 40, "num_active": 5}}, {"adapters": {}}, {"agents": {}},
+     {"classes": [{"name": "a"}, {"name": "b", "share": 2, "priority": 1}]}],
 )  # fmt: skip
 def test_exported_requests_read_back_equal_and_repeat_to_the_byte(tmp_path, suffix, choices):
     requests = generate(build(WorkloadConfig, {"num_requests": 300, **choices}), 4)

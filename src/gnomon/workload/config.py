@@ -220,9 +220,6 @@ class WorkloadConfig(Config):
     """Agents whose calls wait for the answer to the one before."""
     adapters: AdaptersConfig | None = None
     """LoRA adapters that requests ask for."""
-    priority_shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """Shares of the requests with priority 0, 1, ...; without it all have 0. Each priority is a class of users, which
-    figures are given for; the policy priority and some admission control look at it, others serve all alike."""
     classes: tuple[ClassConfig, ...] = ()
     """Classes of users, each with its share, priority, weight, SLO and lengths; without it all are alike."""
 
@@ -272,8 +269,6 @@ class WorkloadConfig(Config):
             raise ValueError(f"{process} arrivals have no rate: leave rate out")
         if self.trace is not None and self.rate is not None and self.trace.time_scale != 1:
             raise ValueError("rate and trace.time_scale both change the speed: give one of them")
-        if self.priority_shares and not sum(self.priority_shares):
-            raise ValueError("priority_shares need a share above 0")
         if isinstance(self.arrivals, Stages) and self.num_requests != self.arrivals.num_requests:
             raise ValueError(f"the stages have {self.arrivals.num_requests:,} requests: leave num_requests out")
         if self.prompts_in_turn and (self.sessions or self.agents or process == "trace"):
@@ -291,10 +286,8 @@ class WorkloadConfig(Config):
         names = [one.name for one in self.classes]
         if len(set(names)) < len(names):
             raise ValueError(f"two classes have the same name: {', '.join(names)}")
-        if len(names) > MAX_CLASSES or len(self.priority_shares) > MAX_CLASSES:
+        if len(names) > MAX_CLASSES:
             raise ValueError(f"there may be at most {MAX_CLASSES} classes of users")
-        if self.classes and self.priority_shares:
-            raise ValueError("classes have priorities of their own: leave priority_shares out")
         if self.classes and not sum(one.share for one in self.classes):
             raise ValueError("classes need a share above 0")
         for one in self.classes:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
@@ -59,8 +58,6 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
             requests = replace(requests, prefix_block_tokens=block)
     if len(requests.adapter):
         requests = apart_by_adapter(requests)
-    if config.priority_shares:
-        requests = replace(requests, priority=_priorities(config.priority_shares, count, seed))
     if config.classes:
         requests = _with_classes(requests, config, seed)
     if config.sessions is not None:
@@ -138,7 +135,7 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests |
             return requests
         case arrival.Stages():
             requests = replace(requests, arrival_s=arrival.stage_times(arrivals, seed))
-            if config.classes or config.priority_shares:
+            if config.classes:
                 return requests
             stage = np.repeat(np.arange(len(arrivals.stages), dtype=np.int8), arrivals.sizes)
             classes = tuple(UserClass(name) for name in arrivals.names)  # So that figures are given for each.
@@ -199,7 +196,9 @@ def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requ
     """Requests dealt out to the classes; a class with lengths of its own draws as many as there are requests, so that
     fewer requests are the first of more."""
     classes, count = config.classes, len(requests)
-    chosen = _priorities(tuple(one.share for one in classes), count, seed)
+    cumulated = np.cumsum([one.share for one in classes])
+    draws = stream(seed, "priorities").random(count) * cumulated[-1]
+    chosen = np.searchsorted(cumulated, draws, side="right").astype(np.int8)
     prompt, output = requests.prompt_tokens.copy(), requests.output_tokens.copy()
     for number, one in enumerate(classes):
         if one.lengths is not None:
@@ -211,9 +210,3 @@ def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requ
         requests, prompt_tokens=prompt, output_tokens=output, user_class=chosen,
         classes=tuple(one.resolved() for one in classes), priority=priority,
     )  # fmt: skip
-
-
-def _priorities(shares: tuple[float, ...], count: int, seed: int) -> NDArray[np.int8]:
-    cumulated = np.cumsum(shares)
-    draws = stream(seed, "priorities").random(count) * cumulated[-1]
-    return np.searchsorted(cumulated, draws, side="right").astype(np.int8)
