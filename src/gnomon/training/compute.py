@@ -82,11 +82,7 @@ class Compute:
         for operator in layer_operators(self.config, self.model, kind):
             for _ in range(operator.count):
                 self._operator(made, operator)
-        self._launches(made)
-        return made
-
-    def _launches(self, made: Pass) -> None:
-        """Gaps between kernels; kernels that are launched one by one keep a layer busy for no less than that takes."""
+        # Gaps between kernels; those that are launched one by one keep a layer busy for no less than that takes.
         c, constants = self.config, self.constants
         gap = constants.layer_s[c.family]
         made.add("host", gap, 2.0 * gap)
@@ -97,6 +93,7 @@ class Compute:
             least = constants.launch_layer_s, 2.0 * constants.launch_layer_s
         forward, backward = (c.launching * constants.of("launch_factor", c.device) * one for one in least)
         made.add("host", max(0.0, forward - made.forward_s), max(0.0, backward - made.backward_s))
+        return made
 
     def _operator(self, made: Pass, operator: Operator) -> None:
         c, tokens, work = self.config, self.config.tokens, operator.work

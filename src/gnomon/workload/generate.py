@@ -45,7 +45,13 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
                 "workload.prompts_in_turn: calls of this trace wait for others, and cannot be sent in turn.",
                 fix="Leave it out, or take only lengths from the trace: workload.lengths.distribution: empirical.",
             )
-        requests = _in_turn(requests, count)
+        if not len(requests.prefix_hashes):  # Each prompt has the same blocks whenever it comes.
+            usual = SessionsConfig()
+            offsets, hashes = hash_blocks(np.arange(len(requests)), requests.prompt_tokens, usual)
+            requests = replace(
+                requests, prefix_offsets=offsets, prefix_hashes=hashes, prefix_block_tokens=usual.block_tokens
+            )
+        requests = requests.take(np.arange(count) % len(requests))
     count = len(requests)
     if config.prompt_scale != 1 or config.output_scale != 1:
         requests = replace(
@@ -109,17 +115,6 @@ def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, 
             return preset_lengths(preset(config.preset), count, seed)
         case _:
             raise AssertionError("a trace's lengths are not drawn")
-
-
-def _in_turn(requests: Requests, count: int) -> Requests:
-    """Requests again and again, until they are `count`; each prompt has the same blocks whenever it comes."""
-    if not len(requests.prefix_hashes):
-        which, block = np.arange(len(requests)), SessionsConfig()
-        offsets, hashes = hash_blocks(which, requests.prompt_tokens, block)
-        requests = replace(
-            requests, prefix_offsets=offsets, prefix_hashes=hashes, prefix_block_tokens=block.block_tokens
-        )
-    return requests.take(np.arange(count) % len(requests))
 
 
 def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests | None, seed: int) -> Requests:

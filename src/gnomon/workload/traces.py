@@ -79,7 +79,14 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
         raise DataError(f"there is no column {missing[0]!r}.", where=f"{table.path}:1", fix=fix)
     known, more = _plausible(table, known)
     trace = _read(table, known)
-    trace = trace if len(trace.parents) else _without_empty(trace, table)
+    whole = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
+    if not len(trace.parents) and not whole.all():  # Failed ones, in most traces.
+        if not whole.any():
+            raise DataError("no request has both prompt and output tokens.", where=str(table.path))
+        what = (
+            f"{int((~whole).sum()):,} of {len(trace):,} requests of {table.path.name} without prompt or output tokens"
+        )
+        trace = replace(trace.take(np.flatnonzero(whole)), notes=(f"{what}: dropped.",))
     trace = replace(trace, notes=(*notes, *((known.note,) if known.note else ()), *more, *trace.notes))
     if len(trace.parents):
         return _starts_first(trace, known)
@@ -266,15 +273,3 @@ def _sessions(table: Table, name: str) -> NDArray[np.int32]:
         return numbers.fill_null(-1).to_numpy()
     firsts = {value: index for index, value in enumerate(values.unique(maintain_order=True).drop_nulls())}
     return np.array([-1 if value is None else firsts[value] for value in values], dtype=np.int32)
-
-
-def _without_empty(trace: Requests, table: Table) -> Requests:
-    """Drop requests without prompt or output tokens (failed ones, in most traces), and say so."""
-    whole = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
-    dropped = len(trace) - int(whole.sum())
-    if not dropped:
-        return trace
-    if dropped == len(trace):
-        raise DataError("no request has both prompt and output tokens.", where=str(table.path))
-    note = f"{dropped:,} of {len(trace):,} requests of {table.path.name} without prompt or output tokens: dropped."
-    return replace(trace.take(np.flatnonzero(whole)), notes=(note,))

@@ -222,7 +222,12 @@ class LiveRun:
                 case Scale(component="inference"):
                     self._scale_inference(tuple(sorted(action.gpus)))
                 case Scale(component="rollout"):
-                    self._start_instances(action.gpus)
+                    size = self.config.rollout.num_gpus
+                    for i in range(0, len(action.gpus) // size * size, size):
+                        one = action.gpus[i] // size
+                        if one not in self.workers:
+                            self.workers[one], self._seats[one] = self._generator.remote(self.token_s), {}
+                            self._gpus[one] = action.gpus[i : i + size]
                 case Scale(component="actor"):
                     time.sleep(self.config.transitions.reshard_s or 0.0)
                     self._actor = tuple(sorted(action.gpus))
@@ -241,14 +246,6 @@ class LiveRun:
         self._jobs = {job: work for job, work in self._jobs.items() if work[0] in kept}
         self.scorers = kept + [self._scorer.remote() for _ in range(count - len(kept))]
         self._inference = gpus
-
-    def _start_instances(self, gpus: tuple[int, ...]) -> None:
-        size = self.config.rollout.num_gpus
-        for i in range(0, len(gpus) // size * size, size):
-            one = gpus[i] // size
-            if one not in self.workers:
-                self.workers[one], self._seats[one] = self._generator.remote(self.token_s), {}
-                self._gpus[one] = gpus[i : i + size]
 
     def _stop(self, leave: tuple[int, ...]) -> list[int]:
         """These instances give up their sequences and their GPUs."""

@@ -109,7 +109,8 @@ class Elastic(Policy):
         """The end of the pre-process phase: instances on the actor's GPUs move their work out, the actor starts."""
         if snapshot.actor:
             return []
-        is_half_done = snapshot.sequences_unfinished <= self.start_share * snapshot.sequences_submitted
+        submitted = snapshot.groups_submitted * snapshot.group_size
+        is_half_done = snapshot.sequences_unfinished <= self.start_share * submitted
         is_early = snapshot.sequences_waiting > 0 or not is_half_done
         if is_early and snapshot.point == "check":
             return []

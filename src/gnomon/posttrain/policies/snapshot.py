@@ -86,11 +86,6 @@ class Snapshot(Config):
     reshard_s: float
     migration_s: float
 
-    @property
-    def sequences_submitted(self) -> int:
-        """Of this step."""
-        return self.groups_submitted * self.group_size
-
     def largest_actor(self, gpus: int) -> int:
         """The largest valid actor of at most so many GPUs; 0 where none is."""
         return max((size for size in self.valid_actor_sizes if size <= gpus), default=0)

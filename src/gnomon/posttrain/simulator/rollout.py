@@ -137,19 +137,14 @@ class Rollouts:
         if not ids.size:
             return
         self.instance_of[ids] = instances
-        ranks = self._on_ranks(instances)
-        order = np.argsort(ranks, kind="stable")
-        self._submit(self._fleet, self._engine, self._log, ids[order], ranks[order], now)
-
-    def _on_ranks(self, instances: Ints) -> Ints:
-        """The data-parallel rank of its instance that each sequence goes to: the one with the fewest."""
         ranks = instances * self._ranks
-        if self._ranks > 1:
+        if self._ranks > 1:  # Each goes to the data-parallel rank of its instance that has the fewest.
             load = self._replicas["num_outstanding"].copy()
             for i, first in enumerate(ranks.tolist()):
                 ranks[i] += load[first : first + self._ranks].argmin()
                 load[ranks[i]] += 1
-        return ranks
+        order = np.argsort(ranks, kind="stable")
+        self._submit(self._fleet, self._engine, self._log, ids[order], ranks[order], now)
 
     def advance(self, until: float) -> None:
         """Let every instance run up to `until`."""
@@ -299,7 +294,11 @@ class PromptQueue:
     def feed(self, instances: list[int], now: float) -> None:
         """Hand out groups until every instance has as many sequences as it runs, or as many groups are being generated
         as may be; everything before `now` has happened."""
-        load, room = self._rollouts.unfinished[instances].copy(), self._room()
+        load, room = self._rollouts.unfinished[instances].copy(), math.inf
+        if self._in_flight is not None:
+            is_done = np.isfinite(self._rollouts.finished_s)
+            self._running = [part for part in self._running if not is_done[part].all()]
+            room = self._in_flight - len(self._running)
         parts, targets = [], []
         while self._waiting and room > 0 and load.min(initial=self._cap) < self._cap:
             part = self._waiting.popleft()
@@ -313,14 +312,6 @@ class PromptQueue:
         if parts:
             self._running += parts
             self._rollouts.submit(np.concatenate(parts), np.concatenate(targets), now)
-
-    def _room(self) -> float:
-        """Groups that may still begin."""
-        if self._in_flight is None:
-            return math.inf
-        is_done = np.isfinite(self._rollouts.finished_s)
-        self._running = [part for part in self._running if not is_done[part].all()]
-        return self._in_flight - len(self._running)
 
     def clear(self) -> None:
         """Nobody will generate the rest in this step."""

@@ -259,15 +259,6 @@ class Step(StepState):
         if point != "start":
             self._collect()
 
-    def _instance_ends_s(self) -> dict[int, float]:
-        """By GPU, when the last sequence of its instance was complete, or left it."""
-        ends, size = np.full(self.config.cluster.num_gpus, -math.inf), self.config.rollout.num_gpus
-        left_s = min(self.allocation.left_s, self.record.duration_s)
-        seats, done = self.rollouts.seats, self._finished_s()
-        for instance in np.unique(seats[seats >= 0]).tolist():
-            ends[instance * size : (instance + 1) * size] = np.minimum(done[seats == instance], left_s).max()
-        return {gpu: float(end) for gpu, end in enumerate(ends) if end > -math.inf}
-
     def _plan_submission(self, action: Submit) -> None:
         if self.carries and action.groups == self.needed:  # A plan for the prompts of one step: the mode has its own.
             self.balance = action.balance
@@ -298,7 +289,11 @@ class Step(StepState):
         size = self.config.rollout.num_gpus
         record.instance_busy_s = {i: busy * size for i, busy in enumerate(rollouts.busy_s.tolist()) if busy > 0.0}
         record.num_preemptions = rollouts.num_preemptions
-        record.instance_end_s = self._instance_ends_s()
+        left_at_s = min(self.allocation.left_s, record.duration_s)
+        ends, seats = np.full(self.config.cluster.num_gpus, -math.inf), rollouts.seats
+        for one in np.unique(seats[seats >= 0]).tolist():  # When its last sequence was complete, or left it.
+            ends[one * size : (one + 1) * size] = np.minimum(record.finished_s[seats == one], left_at_s).max()
+        record.instance_end_s = {gpu: float(end) for gpu, end in enumerate(ends) if end > -math.inf}
         waited = record.owned()["actor"] - record.working()["actor"]
         so_far = self.before.actor_waited_s if self.before else ()
         record.actor_waited_s = (*so_far, waited / max(1, len(self.placement.actor)))
