@@ -67,8 +67,11 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
     known = option_map(tool)
     given = _merged(_opened(_with_files(read_command_line(command, known), known), known), known)
     flat: dict[str, Any] = {**known.scenario, **({"device": device} if device else {})}
-    for option in _defaults(known, given):
-        _apply(flat, option, option.default)
+    names = {name for _, name, _ in given}
+    for name, option in known.all_options().items():  # Those that were not given but stand for something.
+        is_meant = name not in names and option.default is not None and option.none is None
+        if is_meant and _is_chosen(known, given, name):
+            _apply(flat, option, option.default)
     # In the map's order, not the command's: where two options set one key, the later in the map decides.
     order = list(known.all_options())
     reasons = {name: _reason(known, given, name, value) for _, name, value in given}
@@ -168,16 +171,6 @@ def _merged(given: Given, known: OptionMap) -> Given:
         else:
             merged[head] = (spelled, head, value)
     return list(merged.values())
-
-
-def _defaults(known: OptionMap, given: Given) -> list[Option]:
-    """Options that were not given but stand for something."""
-    names = {name for _, name, _ in given}
-    return [
-        option
-        for name, option in known.all_options().items()
-        if name not in names and option.default is not None and option.none is None and _is_chosen(known, given, name)
-    ]
 
 
 def _is_chosen(known: OptionMap, given: Given, name: str) -> bool:

@@ -1,6 +1,5 @@
 """Executing a schedule: its lists become a task graph, and the fluid engine runs it."""
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -61,20 +60,6 @@ def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = N
     return StepGraph(schedule, costs, wrap_for).build()
 
 
-def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
-    """Refuse links over which this schedule sends nothing."""
-    places: dict[int, list[int]] = {}
-    for rank in range(schedule.num_ranks):
-        for stage in schedule.stages_of(rank):
-            places.setdefault(stage, []).append(rank)
-    pairs = {(a, b) for stage in places for a in places[stage] for b in places.get(stage + 1, ()) if a != b}
-    links = [f"{a}-{b}" for a, b in sorted(pairs | {(b, a) for a, b in pairs})]
-    for name in named:
-        if name not in links:
-            fix = f"Links: {', '.join(links[:12])}{', ...' if len(links) > 12 else ''}."
-            raise ConfigError(f"nothing is sent over a link {name!r}.", fix=fix)
-
-
 class StepGraph:
     """Turns one schedule into a graph: passes in their order, transfers between ranks, gradient synchronisation."""
 
@@ -91,7 +76,16 @@ class StepGraph:
                 f"there is no rank {unknown[0]} to straggle.", fix=f"Ranks: 0 to {schedule.num_ranks - 1}."
             )
         if costs.link_speed:
-            _check_links(schedule, costs.link_speed)
+            places: dict[int, list[int]] = {}
+            for rank in range(schedule.num_ranks):
+                for stage in schedule.stages_of(rank):
+                    places.setdefault(stage, []).append(rank)
+            pairs = {(a, b) for stage in places for a in places[stage] for b in places.get(stage + 1, ()) if a != b}
+            links = [f"{a}-{b}" for a, b in sorted(pairs | {(b, a) for a, b in pairs})]
+            for name in costs.link_speed:
+                if name not in links:
+                    fix = f"Links: {', '.join(links[:12])}{', ...' if len(links) > 12 else ''}."
+                    raise ConfigError(f"nothing is sent over a link {name!r}.", fix=fix)
         self.builder = GraphBuilder()
         self.passes: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]
         """Of every rank, by stage, in their order."""

@@ -107,7 +107,12 @@ class Compute:
                 length = float(c.packed_length or c.sequence)
                 whole = c.micro_batch * c.sequence / length / c.context_parallel
                 flops = float(operator.flops(np.array([length]), np.zeros(1))[0])
-                seconds = whole * self._attention_s(operator, work, length, flops)
+                fitted = self.rates.attention if c.framework == "megatron" else 1.0
+                rate = fitted * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
+                alone = self._s(operator, length, 0.0) / rate
+                if c.attention_kernel == "fa2":
+                    alone = max(alone, flops / self.constants.of("fa2_rate", c.device))
+                seconds = whole * alone
                 made.add("attention", seconds, self.constants.backward.attention * seconds)
                 made.flops += whole * flops
             case Recurrence():
@@ -116,15 +121,6 @@ class Compute:
                 made.flops += float(operator.flops(np.array([tokens]))[0])
             case Elementwise():
                 self._elementwise(made, operator)
-
-    def _attention_s(self, operator: Operator, work: Prefill, length: float, flops: float) -> float:
-        """One sequence."""
-        fitted = self.rates.attention if self.config.framework == "megatron" else 1.0
-        rate = fitted * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
-        seconds = self._s(operator, length, 0.0) / rate
-        if self.config.attention_kernel == "fa2":
-            seconds = max(seconds, flops / self.constants.of("fa2_rate", self.config.device))
-        return seconds
 
     def _product(self, made: Pass, part: str, operator: Operator, tokens: float, precision: Precision) -> None:
         """A product with its two backward ones, and what quantising their inputs takes."""

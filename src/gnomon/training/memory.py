@@ -86,7 +86,19 @@ def memory_of(config: TrainConfig) -> Memory:
         key = tuple(mine.values())
         if key not in known:  # Ranks with equal stages hold the same.
             known[key] = rank_bytes(config, mine)
-        ranks.append(_rank_memory(config, rank, known[key]))
+        held, copies = known[key], config.pipeline_parallel * len(mine) / config.num_stages
+        kept = sum(held.kept.values())
+        full = held.state | {"activations": kept * in_flight(config, rank) / copies}
+        start = full | ({"gradients": 0.0} if held.is_dropped else {})
+        moments = {
+            "loss": start | {"logits": held.logits},
+            "layer": start | {"layer": held.inside},
+            "end": full | {"activations": 0.0},
+        }
+        if held.is_dropped and config.recompute == "full":
+            # The last layers to be recomputed find the gradients of all others.
+            moments["last layer"] = full | {"activations": kept / max(1, held.num_layers), "layer": held.inside}
+        ranks.append(moments)
     peaks = [max(sum(parts.values()) for parts in moments.values()) for moments in ranks]
     fullest = max(range(len(peaks)), key=peaks.__getitem__)
     moments = ranks[fullest]
@@ -157,23 +169,6 @@ def _stage_buffers(config: TrainConfig, stages: Iterable[Stage]) -> float:
     logits = 2.0 * config.tokens * model.vocab_size / config.tensor_parallel
     each = sum((not one.has_embedding) * sent + (logits if one.has_head else sent) for one in stages)
     return config.num_microbatches * each
-
-
-def _rank_memory(config: TrainConfig, rank: int, held: RankBytes) -> dict[str, dict[str, float]]:
-    """What a rank holds at each moment, by part."""
-    copies = config.pipeline_parallel * len(held.kept) / config.num_stages
-    kept = sum(held.kept.values())
-    full = held.state | {"activations": kept * in_flight(config, rank) / copies}
-    start = full | ({"gradients": 0.0} if held.is_dropped else {})
-    moments = {
-        "loss": start | {"logits": held.logits},
-        "layer": start | {"layer": held.inside},
-        "end": full | {"activations": 0.0},
-    }
-    if held.is_dropped and config.recompute == "full":
-        # The last layers to be recomputed find the gradients of all others.
-        moments["last layer"] = full | {"activations": kept / max(1, held.num_layers), "layer": held.inside}
-    return moments
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a step knows at any moment: its settings, and how far submission, generation and training are."""
 
 import math
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,33 +17,30 @@ from gnomon.posttrain.simulator.record import StepRecord, Work
 from gnomon.posttrain.simulator.rollout import Prompts, Rollouts
 
 
+@dataclass(eq=False)
 class StepState:
     """One step of a policy, as it stands."""
 
-    def __init__(
-        self,
-        config: Posttrain,
-        placement: Placement,
-        costs: Costs,
-        policy: Policy,
-        prompts: Prompts,
-        number: int,
-        *,
-        before: StepRecord | None = None,
-        keep_decisions: bool = False,
-    ) -> None:
-        self.before = before
-        self.config, self.placement, self.costs, self.policy = config, placement, costs, policy
-        self.prompts, self.tokens = prompts, prompts.prompt + prompts.response
-        self.record, self.keep_decisions = StepRecord(number), keep_decisions
-        self.settings = settings_of(config, placement)
+    config: Posttrain
+    placement: Placement
+    costs: Costs
+    policy: Policy
+    prompts: Prompts
+    number: InitVar[int]
+    before: StepRecord | None = None
+    keep_decisions: bool = False
+
+    def __post_init__(self, number: int) -> None:
+        config, prompts = self.config, self.prompts
+        self.tokens, self.record = prompts.prompt + prompts.response, StepRecord(number)
+        self.settings = settings_of(config, self.placement)
         self.record.valid_actor_sizes = self.settings["valid_actor_sizes"]
         algorithm = config.algorithm
         self.group_size, self.needed = algorithm.group_size, algorithm.rollout_batch_size
         self.num_minibatches = algorithm.num_fetches
         self.per_minibatch = self.needed // self.num_minibatches
         self.has_inference = algorithm.recompute_logprobs
-        self.allocation = Allocation(config, costs, policy, self.record)
+        self.allocation = Allocation(config, self.costs, self.policy, self.record)
         self.now = 0.0
         # Submission.
         self.carries, self.is_async = algorithm.carries, algorithm.is_async
