@@ -135,9 +135,8 @@ def _bell(one: _Definition, prefix: str) -> list[float] | None:
     if not any(key.startswith(prefix) for key in one._given):
         return None
     one.take(f"{prefix}total_count", "lengths are drawn anew for every request")
-    names = {"mean": 512.0, "std_dev": 200.0, "min": 10.0, "max": 1024.0}
-    if f"{prefix}std" in one._given:
-        names = {"mean": 512.0, "std": 200.0, "min": 10.0, "max": 1024.0}
+    spread = "std" if f"{prefix}std" in one._given else "std_dev"
+    names = {"mean": 512.0, spread: 200.0, "min": 10.0, "max": 1024.0}
     found = [one.number(f"{prefix}{name}", "workload.lengths", default) for name, default in names.items()]
     mean, deviation, low, high = (float(value or 0) for value in found)
     return [mean, deviation, int(max(1, low)), int(high)]
@@ -154,11 +153,9 @@ def _shared_prefix(one: _Definition, num_requests: int) -> dict[str, Any]:
     bells = [_bell(one, f"{at}{side}_distribution.") for side in ("question", "output")]
     prompt, answer = (bell or size for bell, size in zip(bells, fixed, strict=True))
     is_chat = one.take(f"{at}enable_multi_turn_chat", "workload.sessions.turns", False)
-    sessions = {"shared_prefix_tokens": int(prefix or 0), "num_shared_prefixes": int(groups)}
-    sessions |= {
-        "num_active": int(groups * users),
-        "turns": max(1, num_requests // int(groups * users)) if is_chat else 1,
-    }
+    active = int(groups * users)
+    sessions = {"shared_prefix_tokens": int(prefix or 0), "num_shared_prefixes": int(groups), "num_active": active}
+    sessions["turns"] = max(1, num_requests // active) if is_chat else 1
     return {"lengths": {"distribution": "normal", "prompt": prompt, "output": answer}, "sessions": sessions}
 
 
@@ -189,10 +186,7 @@ def guidellm(text: str, where: str) -> Conversion:
         low = one.number(f"{data}{side}_tokens_min", "workload.lengths") or (1 if spread else mean)
         high = one.number(f"{data}{side}_tokens_max", "workload.lengths") or (mean + 5 * spread)
         workload["lengths"][side] = [float(mean), float(spread), int(low), int(high)]
-    turns, prefix = (
-        one.number(f"{data}turns", "workload.sessions"),
-        one.number(f"{data}prefix_tokens", "workload.sessions"),
-    )
+    turns, prefix = (one.number(f"{data}{name}", "workload.sessions") for name in ("turns", "prefix_tokens"))
     prefixes = one.number(f"{data}prefix_count", "workload.sessions", 1)
     if (turns or 1) > 1 or prefix:
         workload["sessions"] = {"turns": int(turns or 1), "shared_prefix_tokens": int(prefix or 0),

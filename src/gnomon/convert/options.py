@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -97,24 +98,19 @@ class OptionMap(Config):
     options: dict[str, Option]
     groups: tuple[Group, ...] = ()
 
+    def _grouped(self) -> Iterator[tuple[str, Option, tuple[str, str]]]:
+        """Options of groups by name, with the selector and the choice for which each counts."""
+        for group in self.groups:
+            for choice, (name, option) in product(group.choices, group.options.items()):
+                yield group.prefix.format(choice) + name, option, (group.selector, choice)
+
     def selected_by(self) -> dict[str, tuple[str, str]]:
         """For every option of a group: the selector and the choice for which it counts."""
-        return {
-            group.prefix.format(choice) + name: (group.selector, choice)
-            for group in self.groups
-            for choice in group.choices
-            for name in group.options
-        }
+        return {name: selected for name, _, selected in self._grouped()}
 
     def all_options(self) -> dict[str, Option]:
         """Every option by its name: without dashes in front, and with _ for -."""
-        grouped = {
-            group.prefix.format(choice) + name: option
-            for group in self.groups
-            for choice in group.choices
-            for name, option in group.options.items()
-        }
-        return {**self.options, **grouped}
+        return self.options | {name: option for name, option, _ in self._grouped()}
 
 
 @cache

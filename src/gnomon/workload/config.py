@@ -47,9 +47,7 @@ class ColumnsConfig(Config):
 
     def as_format(self) -> TraceFormat:
         """The trace format these columns make."""
-        roles = {"prompt": self.prompt, "output": self.output, "arrival": self.arrival}
-        roles |= {"session": self.session, "priority": self.priority, "adapter": self.adapter}
-        named = {role: name for role, name in roles.items() if name is not None}
+        named = {role: name for role, name in self if role != "time_unit" and name is not None}
         return TraceFormat("columns named by the user", named, time_unit=self.time_unit)
 
 

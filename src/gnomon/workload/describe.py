@@ -16,14 +16,19 @@ MOST_BLOCKS = 200_000
 def describe(requests: Requests) -> dict[str, Any]:
     """Counts, rates, percentiles and notes, ready for JSON; rates are None where the server decides arrivals."""
     prompt, output = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
+    sessions, waits_s = requests.session[requests.session >= 0], _tools_s(requests)
+    num_sessions = len(np.unique(sessions))
+    turns = len(sessions) / num_sessions if num_sessions else None
+    if len(requests.parents):
+        turns = len(requests) / max(1, requests.num_starts)
     return {
         "num_requests": len(requests), "num_rejected": requests.num_rejected, "prompt_tokens": prompt,
         "output_tokens": output, "prompt_to_output": prompt / max(output, 1),
         "concurrency": requests.concurrency or None, **_rates(requests, prompt, output),
-        "num_sessions": len(np.unique(requests.session[requests.session >= 0])),
+        "num_sessions": num_sessions,
         "reusable_prefix_share": _reusable_prefix_share(requests), "prefix_hits_by_cache": hits_by_cache_size(requests),
-        **_turns(requests), "percentiles": percentile_rows(requests),
-        "notes": list(requests.notes),
+        "turns": turns, "wait_s": float(waits_s.mean()) if len(waits_s) else None,
+        "percentiles": percentile_rows(requests), "notes": list(requests.notes),
     }  # fmt: skip
 
 
@@ -80,18 +85,6 @@ def _rates(requests: Requests, prompt: int, output: int) -> dict[str, float | No
     duration_s, cv = float(requests.arrival_s[len(gaps)]), float(gaps.std() / gaps.mean())
     rate = len(requests) / (len(gaps) + 1) / float(gaps.mean())
     return dict(zip(names, (duration_s, rate, cv, prompt / duration_s, output / duration_s), strict=True))
-
-
-def _turns(requests: Requests) -> dict[str, float | None]:
-    """Requests of a session, and seconds between the end of a call and those that wait for it (tools, people)."""
-    if len(requests.parents):
-        waits = _tools_s(requests)
-        return {
-            "turns": len(requests) / max(1, requests.num_starts),
-            "wait_s": float(waits.mean()) if len(waits) else None,
-        }
-    sessions = requests.session[requests.session >= 0]
-    return {"turns": len(sessions) / len(np.unique(sessions)) if len(sessions) else None, "wait_s": None}
 
 
 def _tools_s(requests: Requests) -> Floats:
