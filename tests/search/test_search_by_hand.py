@@ -517,6 +517,20 @@ def test_capacity_leaves_the_warm_up_of_a_client_out() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("source", ["agents", "trace"])
+def test_calls_that_wait_for_each_other_have_no_one_capacity(tmp_path: Path, source: str) -> None:
+    """Agents were refused with a wrong reason, a trace of sessions ended in a traceback."""
+    trace = tmp_path / "sessions.csv"
+    rows = [f"{1 + i // 3},{i % 3},100,20,{i}000000000" for i in range(6)]
+    trace.write_text("\n".join(["session_id,turn_idx,input_toks,output_toks,arrival_time_ns", *rows, ""]))
+    agents = {"rate": 2.0, "num_requests": 30, "agents": {"calls": 3}}
+    with pytest.raises(ConfigError, match="workload: calls that wait for each other have no one capacity"):
+        both_loops(
+            Scenario.model_validate({"workload": agents if source == "agents" else {"trace": str(trace)}}),
+            lambda done, total: None,
+        )
+
+
 def test_where_the_rest_is_turned_away_nothing_piles_up() -> None:
     setup = scenario(admission={"name": "queue_limit", "options": {"max_waiting": 5}})
     assert capacities.saturation(setup, rated(400)) == (np.inf, True)

@@ -122,6 +122,8 @@ def headroom(scenario: Scenario, requests: Requests) -> Headroom:
     """The capacity of a deployment beside its load, or why there is none to name."""
     if scenario.fleet is not None:
         return _unknown("of a fleet whose replicas change there is none: see its hours")
+    if len(requests.parents):
+        return _unknown("calls that wait for each other have no one capacity")
     if requests.shape is None:
         return _unknown("these arrivals have no rate to raise: gnomon capacity finds the users at once")
     ranks = scenario.num_ranks

@@ -62,6 +62,9 @@ def both_loops(scenario: Scenario, on_progress: Progress) -> Loops:
         fix = "Leave fleet out, or simulate its day."
         raise ConfigError("replicas that come and go have no one capacity.", where="fleet", fix=fix)
     requests, targets = generate(_open(scenario), scenario.seed), targets_of(scenario.slo)
+    if len(requests.parents):
+        fix = "Simulate it at several: gnomon compare --vary workload.rate=1,2,4."
+        raise ConfigError("calls that wait for each other have no one capacity.", where="workload", fix=fix)
     prober = Prober(scenario, requests, targets)
     on_progress(0, EXPECTED_RUNS)
     full, _ = prober.saturation
@@ -83,7 +86,7 @@ def _open(scenario: Scenario) -> WorkloadConfig:
         return given
     count = min(REQUESTS_PER_RANK * scenario.num_ranks, MAX_REQUESTS)
     more: dict[str, Any] = {"num_requests": count, "warmup_requests": 0}
-    if generate(given.model_copy(update={"num_requests": 2}), scenario.seed).shape is None:
+    if generate(given.model_copy(update={"num_requests": count}), scenario.seed).shape is None:
         more |= {"arrivals": None, "rate": 1.0}
     return WorkloadConfig.model_validate(given.model_dump(exclude_unset=True) | more)
 
