@@ -17,6 +17,7 @@ from gnomon import extend
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.moved import MOVED
+from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.policies import POLICIES, PolicySpec, batching_policy
 from gnomon.serving.policies.lightllm import peak_tokens
 from gnomon.serving.routers import ROUTERS, router
@@ -216,3 +217,21 @@ def test_imports_of_the_release_before_still_work_and_say_where_to_go(monkeypatc
     assert all(find_spec(new) for new in MOVED.values())
     with pytest.raises(ModuleNotFoundError):
         import_module("gnomon.serving.never_was")
+
+
+def test_early_rejection_turns_away_who_would_come_too_late() -> None:
+    """An iteration takes a second and has room for one prompt of 1,000 tokens: of six at once on one replica three
+    could have their first token within three seconds."""
+    early = {
+        "name": "early",
+        "file": str(EXAMPLES / "early_rejection.py"),
+        "options": {"tokens_per_s": 1e3, "ttft_s": 3.0},
+    }
+    setup = scenario(
+        admission=early, engine="none", timing={"source": "table", "table": {"per_iteration": 1.0}},
+        batching={"policy": "vllm_v1", "max_batch_tokens": 1000}, slo={"ttft_s": 3.0},
+    )  # fmt: skip
+    done = run(setup, requests=requests_of([0.0] * 6, [1000] * 6, [1] * 6))
+    q = done.cluster.requests
+    assert np.flatnonzero(q.status == FINISHED).tolist() == [0, 1, 2]
+    assert q.first_token_s[:3].tolist() == [1.0, 2.0, 3.0]
