@@ -232,9 +232,9 @@ def test_spares_are_not_beside_the_margin() -> None:
 
 
 def test_slo_planner_expects_what_came_a_season_ago() -> None:
-    """10 per second between 150 and 160 s. Who is asked for at the decision after 220 s is ready at 250 s, when that may
-    come again: 10, and 3.3 x the root of 10 / 10 s for counting, so 13.3 x 1.1 / 2 = 7.3. That is so until 250 s, and what
-    was wanted holds for as long as a start takes. Of 1 per second it is 1 + 1.04, so 2.04 x 1.1 / 2 = 1.1."""
+    """10 per second between 150 and 160 s. Who is asked for at the decision after 220 s is ready at 250 s, when that
+    may come again: 10, and 3.3 x the root of 10 / 10 s for counting, so 13.3 x 1.1 / 2 = 7.3. That is so until 250 s,
+    and what was wanted holds for as long as a start takes. Of 1 per second it is 1 + 1.04, so 2.04 x 1.1 / 2 = 1.1."""
     memory: dict[str, Any] = {}
     options = {"history": 1.0, "season_s": 100.0, "errors_s": 0.0}
     asked = {
