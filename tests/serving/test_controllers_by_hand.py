@@ -109,6 +109,7 @@ def test_up_by_twice_as_many_or_four_in_fifteen_seconds() -> None:
         ({"utilization": 0.78}, 3),  # ceil(2 x 0.78 / 0.7)
         ({"utilization": 1.0, "ready": 4}, 6),
         ({"utilization": 0.64}, 2),
+        ({"utilization": 0.7, "starting": 1}, 3),  # The one that starts is kept.
         ({"utilization": 0.3}, 2),  # ceil(2 x 0.3 / 0.7) is 1, but two are there: they are taken for wanted.
         ({"utilization": 1.0, "ready": 0, "starting": 1}, 2),  # At least one is taken to be there.
     ],
