@@ -12,7 +12,7 @@ import pytest
 
 import gnomon
 from conftest import CommandLine
-from gnomon.api.explain import Explanation
+from gnomon.api.explanation import Explanation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.serving.explanation import advice_rows, limit_rows

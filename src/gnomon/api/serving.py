@@ -23,7 +23,7 @@ from gnomon.workload.slo import SloConfig
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.api.explain import Asked, Explanation
+    from gnomon.api.explanation import Asked, Explanation
     from gnomon.search.load_curve import Headroom
     from gnomon.serving.results.intervals import Intervals as Intervals
     from gnomon.serving.results.summary import Summary as Summary
@@ -183,7 +183,7 @@ class Simulation(Result):
     def explain(self, **asked: Unpack[Asked]) -> Explanation:
         """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what
         would help and what limits, each really simulated."""
-        from gnomon.api.explain import explain_simulation
+        from gnomon.api.explanation import explain_simulation
 
         return explain_simulation(self.explained(), **asked)
 
