@@ -138,8 +138,8 @@ ROUTERS = {
         "the router {name} leaves the books wrong at the end of the run (prompt_tokens). Look at the replicas",
     ),
     "ends_them": (
-        "fleet.cluster.requests[request_id].status = 3\n    return 0",
-        "leaves the books wrong at the end of the run (status). Look at the replicas",
+        "if request_id < 9:\n        fleet.cluster.requests[request_id + 1].status = 4\n    return 0",
+        "leaves the books wrong at the end of the run (num_finished). Look at the replicas",
     ),
     "nothing": ("return None", "{name}"),
     "half": ("return 0.5", "{name}"),

@@ -539,8 +539,9 @@ def test_starting_replicas_drain_from_the_last_on() -> None:
 def test_every_fifty_failures_of_each_replica_somebody_looks_whether_anything_is_served() -> None:
     looked: list[int] = []
     lives: Any = Bag(
-        config=Bag(failures=FailureConfig()), replicas=members(UP, UP), failures=0, agenda=Agenda(new_calendar(2, 512)),
-        traffic=Bag(cluster=arrays(1, replicas=2), env=_env(arrays(1, replicas=2))), _noticed=None,
+        config=Bag(failures=FailureConfig()), replicas=members(UP, UP), failures=0, interruptions=0,
+        agenda=Agenda(new_calendar(2, 512)), _noticed=None,
+        traffic=Bag(cluster=arrays(1, replicas=2), env=_env(arrays(1, replicas=2))),
     )  # fmt: skip
     lives._check_progress = lambda now_s: looked.append(lives.failures)
     for now_s in range(201):
@@ -550,42 +551,45 @@ def test_every_fifty_failures_of_each_replica_somebody_looks_whether_anything_is
 
 
 @pytest.mark.parametrize(
-    ("status", "arrival_s", "last_token_s", "keeps_tokens", "refused"),
+    ("status", "arrival_s", "produced", "interruptions", "keeps_tokens", "refused"),
     [
-        (WAITING, 5.0, 3.0, True, "requests get no tokens"),
-        (WAITING, 5.1, 3.0, True, ""),  # it has not arrived
-        (FINISHED, 5.0, 3.0, True, ""),  # nobody waits
-        (WAITING, 5.0, 3.5, True, ""),  # one got a token meanwhile
-        (WAITING, 5.0, 3.5, False, "no request ends"),  # but it is lost again
-        (WAITING, 5.1, 3.5, False, ""),
-        (FINISHED, 5.0, 3.0, False, ""),
+        (WAITING, 5.0, 3, 0, True, "gave 3 tokens, and 10 are missing"),  # none since somebody looked last
+        (WAITING, 5.1, 3, 0, True, ""),  # it has not arrived
+        (FINISHED, 5.0, 3, 0, True, ""),  # nobody waits
+        (WAITING, 5.0, 4, 8_000, True, ""),  # a token since: 8,000 x 10 / 4 failures to come
+        (WAITING, 5.0, 4, 8_001, True, "gave 4 tokens, and 10 are missing"),  # two more than anybody waits for
+        (WAITING, 5.0, 4, 0, False, "gave 1 requests, and 1 are missing"),  # tokens are lost again: only ends count
+        (WAITING, 5.1, 4, 0, False, ""),
+        (FINISHED, 5.0, 3, 0, False, ""),
     ],
 )
 def test_failures_in_vain_are_refused(
-    status: int, arrival_s: float, last_token_s: float, keeps_tokens: bool, refused: str
+    status: int, arrival_s: float, produced: int, interruptions: int, keeps_tokens: bool, refused: str
 ) -> None:
-    """At 5 s; when somebody looked last, the last token was one of 3 s, and one request had ended."""
+    """At 5 s; when somebody looked last, there were three tokens, and one request had ended."""
     cluster = arrays(2, replicas=1)
-    cluster.requests.status[:], cluster.requests.last_token_s[:] = [FINISHED, status], [last_token_s, np.nan]
-    cluster.requests.arrival_s[:] = [0.0, arrival_s]
+    cluster.requests.status[:], cluster.requests.arrival_s[:] = [FINISHED, status], [0.0, arrival_s]
+    cluster.replicas.num_produced[:] = produced
     config = Bag(failures=FailureConfig(keeps_tokens=keeps_tokens))
-    before = 3.0 if keeps_tokens else 1.0
-    lives: Any = Bag(config=config, traffic=Bag(cluster=cluster), progress=before, failures=7)
+    before = 3 if keeps_tokens else 1
+    lives: Any = Bag(
+        config=config, traffic=Bag(cluster=cluster), progress=before, failures=7, interruptions=interruptions
+    )
     if refused:
-        with pytest.raises(ConfigError, match=f"7 failures until 5 s, and {refused} any more"):
+        with pytest.raises(ConfigError, match=f"7 failures until 5 s {refused}"):
             Lives._check_progress(lives, 5.0)
     else:
         Lives._check_progress(lives, 5.0)
-        assert lives.progress == (last_token_s if keeps_tokens else 1.0 + (status == FINISHED))
+        assert lives.progress == (produced if keeps_tokens else 1 + (status == FINISHED))
 
 
 def test_the_first_look_at_failures_is_none_in_vain() -> None:
     cluster = arrays(1, replicas=1)
     cluster.requests.status[:], cluster.requests.arrival_s[:] = WAITING, 0.0
     config = Bag(failures=FailureConfig())
-    lives: Any = Bag(config=config, traffic=Bag(cluster=cluster), progress=Lives.progress, failures=7)
+    lives: Any = Bag(config=config, traffic=Bag(cluster=cluster), progress=Lives.progress, failures=7, interruptions=7)
     Lives._check_progress(lives, 5.0)
-    assert lives.progress == 0.0
+    assert lives.progress == 0
 
 
 def test_what_was_planned_for_a_former_life_does_not_happen() -> None:
