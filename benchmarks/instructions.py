@@ -72,6 +72,9 @@ def main(words: list[str]) -> None:
         return
     if len(words) != 2:
         sys.exit(__doc__)
+    for tree in words:
+        if not (Path(tree) / "src" / "gnomon").is_dir():
+            sys.exit(f"{tree} is no checkout of Gnomon.")
     old, new = (instructions(Path(tree)) for tree in words)
     for name, before, after in zip(CASES, old, new, strict=True):
         print(f"{name:15} {before / 1e6:8.1f} -> {after / 1e6:8.1f} million instructions, {after / before:.4f}")
