@@ -456,21 +456,20 @@ def test_experts_without_tiles_of_their_own_wait_for_memory(device: str, bandwid
 def test_deepgemm_converts_scales_in_every_call() -> None:
     """4096 rows of a weight: 1.3 + 5.7 + 2.66 microseconds. Of 16 experts of 1,536: 8 bytes for each of 16 x 3072 x 32
     and 16 x 4096 x 12 scales at 0.56 x 8 TB/s, beside 2 x 11.3 microseconds; Triton's kernel takes scales as they are.
-    Two ranks of eight experts would pad 8 x 128 rows each, and ten tokens choose 10 x 8 / 8 of them."""
+    16 tokens, spread evenly, choose 16 of 16 x 128 rows: 2,032 are computed at 0.6 of the peak and moved in vain."""
     here = catalog.device("b200")
     layout = Parallelism(tensor_parallel=8, expert_parallel=True)
+    shown = ("o_proj", "experts", "router")
 
-    def added(**settings: Any) -> dict[str, float]:
+    def added(tokens: float = 1e6, **settings: Any) -> dict[str, float]:
         found = []
         for more in (settings, {}):
-            config = build(TimingConfig, {"source": "roofline", "dtype": "fp8_block", **more})
+            given = {"source": "roofline", "dtype": "fp8_block", "expert_load": "balanced", **more}
+            config = build(TimingConfig, given)
             timer = Timer(Context(catalog.model("qwen3-235b-a22b"), here, catalog.default_node(here), layout, config))
-            names = {one.name: one for one in timer.operators(0)}
-            tokens = np.array([1e6])  # More than are padded.
-            found.append(
-                {name: float(timer.seconds(names[name], tokens)[0]) for name in ("o_proj", "experts", "router")}
-            )
-        return {name: 1e6 * (found[0][name] - found[1][name]) for name in found[0]}
+            operators = {one.name: one for one in timer.operators(0)}
+            found.append([float(timer.seconds(operators[name], np.array([tokens]))[0]) for name in shown])
+        return {name: 1e6 * (after - before) for name, after, before in zip(shown, *found, strict=True)}
 
     moved = 8 * 16 * (3072 * 32 + 4096 * 12) / (0.56 * here.bandwidth_bytes_s) * 1e6
     alone, grouped = 1.3 + 5.7 + 0.65e-3 * 4096, 2 * 11.3 + moved
@@ -478,6 +477,9 @@ def test_deepgemm_converts_scales_in_every_call() -> None:
     assert added(scale_conversion=True, expert_rows=128) == pytest.approx(expected, abs=0.02)
     assert added(scale_conversion=True) == pytest.approx(expected | {"experts": 0.0}, abs=0.02)
     assert added(expert_rows=128) == pytest.approx(dict.fromkeys(expected, 0.0), abs=0.02)
+    computed = 2 * 2032 * 3 * 4096 * 1536 / (0.6 * here.flops("fp8")) * 1e6
+    in_vain = 2032 * (5 * 4096 + 6 * 1536) / here.bandwidth_bytes_s * 1e6
+    assert added(16.0, expert_rows=128)["experts"] == pytest.approx(computed + in_vain, rel=1e-6)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

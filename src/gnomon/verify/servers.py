@@ -111,6 +111,11 @@ class Server:
         return not strange and self.itl_s >= IS_ITERATION * self.iteration_s
 
     @property
+    def is_alone(self) -> bool:
+        """Whether it runs on one GPU."""
+        return self.tensor_parallel * self.data_parallel == 1
+
+    @property
     def short(self) -> str:
         """The model's name."""
         return self.model.rpartition("/")[2]
@@ -233,7 +238,7 @@ def _kernels(server: Server) -> dict[str, Any]:
         kernels["expert_rows"] = 128
         if is_b200:
             kernels["expert_kernel"] = "deepgemm"
-    elif server.tensor_parallel == 1 if is_b200 else server.expert_parallel and server.tensor_parallel > 2:
+    elif (is_b200 and server.is_alone) or (not is_b200 and server.expert_parallel and server.tensor_parallel > 2):
         kernels["expert_tiles"] = "default"
     return kernels
 
@@ -371,9 +376,9 @@ def _row(one: Scored) -> dict[str, Any]:
 
 
 def _half(one: Scored) -> str:
-    """Servers of one B200 apart: eight of them shared a host."""
+    """Servers of one B200 apart: their hosts were busy (docs/servers.md)."""
     s = one.server
-    each = "one " if s.device == "b200" and s.tensor_parallel * s.data_parallel == 1 else ""
+    each = "one " if s.device == "b200" and s.is_alone else ""
     return f"{each}{s.device}, {'held out' if s.is_held_out else 'other half'}"
 
 
