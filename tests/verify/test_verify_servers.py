@@ -142,3 +142,15 @@ def test_prompts_of_a_stage_come_in_turn_behind_their_beginnings(tmp_path: Path)
     assert (blocks[0] == blocks[100]).all()
     assert (blocks[0, :6] == blocks[10, :6]).all() and not np.isin(blocks[0, 6:], blocks[10]).any()
     assert not np.isin(blocks[0], blocks[1]).any()
+
+
+def test_a_file_without_servers_is_said_to_be_one(tmp_path: Path) -> None:
+    for name, text in (("empty", ""), ("head", HEAD + "\n")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match="holds no server of a text task"):
+            read_servers(tmp_path / name)
+        with pytest.raises(DataError, match="holds no load stage"):
+            read_stages(tmp_path / name)
+    (tmp_path / "other").write_text("run,stage\nsomebody,1\n")
+    with pytest.raises(DataError, match="the run 'somebody' is of none of "):
+        read_stages(tmp_path / "other")

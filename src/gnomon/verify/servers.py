@@ -153,11 +153,14 @@ def read_servers(path: str | Path) -> list[Server]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
         rows = zip(csv.DictReader(lines), lines[1:], strict=True)
-        return [_server(row, line) for row, line in rows if row["task"] in TASKS]
+        found = [_server(row, line) for row, line in rows if row["task"] in TASKS]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"this is no file of measured servers: {error!r}.", where=str(path), fix="Name mlenergy/servers.csv."
         ) from None
+    if not found:
+        raise DataError("holds no server of a text task.", where=str(path), fix="Name mlenergy/servers.csv.")
+    return found
 
 
 def _server(row: dict[str, str], line: str) -> Server:

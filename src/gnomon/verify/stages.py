@@ -69,14 +69,19 @@ def read_stages(path: str | Path) -> list[Stage]:
     """The stages of the file."""
     try:
         rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
-        return [_stage(row) for row in rows]
+        found = [_stage(row) for row in rows]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"this is no file of load stages: {error!r}.", where=str(path), fix="Name vllm_stages/h100.csv."
         ) from None
+    if not found:
+        raise DataError("holds no load stage.", where=str(path), fix="Name vllm_stages/h100.csv.")
+    return found
 
 
 def _stage(row: dict[str, str]) -> Stage:
+    if not any(name in row["run"] for name in MODELS):
+        raise ValueError(f"the run {row['run']!r} is of none of {', '.join(MODELS)}")
     return Stage(
         row["run"], int(row["stage"]), float(row["rate"]), int(row["requests"]), int(row["shared_prefix_groups"]),
         int(row["prompts_per_group"]), int(row["system_prompt_len"]), round(float(row["prompt_len_mean"])),
