@@ -87,7 +87,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "TableConfig.per_iteration": (0.002, 0.05), "TableConfig.per_token": (0, 1e-4),
     "TableConfig.per_sequence": (0, 1e-3), "TableConfig.per_prefill_token": (0, 1e-4),
     "TableConfig.per_decode": (0, 1e-3), "TableConfig.per_decode_kv_token": (0, 1e-6),
-    "TimingConfig.overlap_tokens": (0, 512), "FrontEndConfig.workers": (1, 4), "HostConfig.exposed_s": (0, 0.005),
+    "FrontEndConfig.workers": (1, 4), "HostConfig.exposed_s": (0, 0.005),
 }  # fmt: skip
 """Least and most, where a number would make a run long or is meaningless beyond."""
 

@@ -17,7 +17,7 @@ from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import LengthsConfig, Posttrain
 from gnomon.posttrain.scenario.lengths import draw
 from gnomon.posttrain.simulator.simulate import run
-from gnomon.posttrain.studies.stages import StageCosts, advise, calibrate, colocated_costs, with_efficiencies
+from gnomon.posttrain.studies.stages import calibrate, colocated_costs, with_efficiencies
 from gnomon.verify.posttrain import Check
 from posttrain_kit import small
 
@@ -63,10 +63,6 @@ def test_calibration_recovers_the_efficiencies_behind_measured_times() -> None:
     truth = {"rollout": 0.8, "inference": 0.4, "actor": 0.3}
     found = calibrate(small(), colocated_costs(with_efficiencies(small(), **truth)))
     assert found.efficiencies == pytest.approx(truth, rel=1e-3)
-
-
-def test_the_advisor_takes_turns_when_that_is_shorter() -> None:
-    assert advise(small(), StageCosts(actor=100, rollout=1, inference=1)) == (8, 8, 8)
 
 
 @pytest.mark.parametrize("distribution", ["gamma", "lognormal", "fixed"])

@@ -541,12 +541,12 @@ def test_the_day_of_the_example(tmp_path: Path) -> None:
 
 def test_energy_by_hand() -> None:
     """An H200 for ten seconds, half of them busy, reading memory at full speed for two: 123 W idle, 577 W above it."""
-    config = PowerConfig(pue=1.5, server_w=20.0, price_per_kwh=0.2)
+    config = PowerConfig(pue=1.5, price_per_kwh=0.2)
     facts = config.facts("h200")
     assert facts is not None
     drawn = joules(config, facts, 2, 10.0, 5.0, 2.0, 0.0)
-    assert float(drawn) == pytest.approx(2 * 1.5 * (143.0 * 10 + 577.0 * (0.05 * 5 + 0.63 * 2)))
-    assert float(joules(config, facts, 1, 10.0, 10.0, 10.0, 10.0)) == pytest.approx(1.5 * (143.0 * 10 + 577.0 * 10))
+    assert float(drawn) == pytest.approx(2 * 1.5 * (123.0 * 10 + 577.0 * (0.05 * 5 + 0.63 * 2)))
+    assert float(joules(config, facts, 1, 10.0, 10.0, 10.0, 10.0)) == pytest.approx(1.5 * (123.0 * 10 + 577.0 * 10))
 
 
 def test_a_power_cap_lowers_the_clock() -> None:

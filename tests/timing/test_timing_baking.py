@@ -13,6 +13,7 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing import Baked, Batch, Context, Known, Timer, TimingConfig, breakdown, iteration_tables, timing_source
 from gnomon.timing import sources as sources
+from gnomon.timing.config import OVERLAP_TOKENS
 from gnomon.timing.iteration import stack, with_draft
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.operators import Operator, num_kernels, stage_operators
@@ -334,9 +335,10 @@ def test_a_draft_reads_the_iteration_and_goes_on_decoding() -> None:
     assert both.prefill_s - target.prefill_s == pytest.approx(draft.prefill_s, rel=1e-6)
 
 
-def test_shared_experts_hide_behind_the_routed_ones_while_tokens_are_few() -> None:
+def test_shared_experts_hide_behind_the_routed_ones_while_tokens_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     def tokens_s(overlap: int) -> Floats:
-        config = TimingConfig(source="roofline", overlap_tokens=overlap)
+        monkeypatch.setitem(OVERLAP_TOKENS, "vllm", overlap)
+        config = TimingConfig(source="roofline")
         model, device = catalog.model("deepseek-v3"), catalog.device("h200")
         cut = catalog.Parallelism(tensor_parallel=8)
         baked = iteration_tables(model, device, cut, config=config, max_tokens=512, max_sequences=8, max_kv_tokens=1024)

@@ -104,10 +104,8 @@ class Result:
 
     def explain(self) -> Result:
         """Why it is as it is; for results that have an explanation."""
-        raise GnomonError(
-            f"a {type(self).__name__} has no explanation.",
-            fix="Explain one of gnomon.simulate, gnomon.pipeline or gnomon.posttrain.",
-        )
+        fix = "Explain one of gnomon.simulate, gnomon.pipeline or gnomon.posttrain."
+        raise GnomonError(f"a {type(self).__name__} has no explanation.", fix=fix)
 
     @cached_property
     def frames(self) -> Mapping[str, pl.DataFrame]:

@@ -257,9 +257,8 @@ def serve(
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"serving needs the package {error.name}.", where="serve", fix="pip install 'gnomon-sim[serve]'"
-        ) from None
+        fix = "pip install 'gnomon-sim[serve]'"
+        raise ConfigError(f"serving needs the package {error.name}.", where="serve", fix=fix) from None
     from gnomon.live.app import App, check_host, open_sockets, serve_forever
     from gnomon.live.cluster import LiveCluster
     from gnomon.live.protocol import FromFile, Pieces

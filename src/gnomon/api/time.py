@@ -204,9 +204,8 @@ class StepTimer:
             chunks_kv += float(chunk) * before
             prompt_kv += before
             if chunk < 1 or before < 0 or before + chunk > self.max_kv_tokens:
-                raise ConfigError(
-                    f"({chunk}, {before}) is no part of a prompt that the timer covers.", where="prefills"
-                )
+                what = f"({chunk}, {before}) is no part of a prompt that the timer covers."
+                raise ConfigError(what, where="prefills")
         if tokens > self.max_tokens or sequences > self.max_sequences or longest > self.max_kv_tokens:
             raise ConfigError(
                 f"{tokens:,} tokens of {sequences:,} sequences, the longest of {longest:,}, are more than the timer "

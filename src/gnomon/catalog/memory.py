@@ -62,9 +62,8 @@ def plan_memory(
     """
     parallelism.check(model)
     if not 0 < memory_utilization <= 1:
-        raise ConfigError(
-            f"memory utilisation must lie in (0, 1], not {memory_utilization}.", where="memory_utilization"
-        )
+        what = f"memory utilisation must lie in (0, 1], not {memory_utilization}."
+        raise ConfigError(what, where="memory_utilization")
     if block_size < 1 or max_tokens < 1 or max_sequences < 1 or max_batched_tokens < 1:
         raise ConfigError("block size, tokens and sequences must be positive.", where="memory")
     if planner == "vidur":

@@ -31,11 +31,8 @@ class Model(ModelShape):
                 return scheme(name)
         wanted = scheme(dtype)
         if not self.is_moe and wanted["dense_mlp"].bytes_per_weight == 2.0 and wanted.dtype not in ("bf16", "fp16"):
-            raise ConfigError(
-                f"{dtype} quantises routed experts only, and {self.name} has none.",
-                where="dtype",
-                fix="Use a number format for all layers, such as fp8 or int4.",
-            )
+            what = f"{dtype} quantises routed experts only, and {self.name} has none."
+            raise ConfigError(what, where="dtype", fix="Use a number format for all layers, such as fp8 or int4.")
         return wanted
 
     def kv_precision(self, kv_dtype: str = "auto", dtype: str = "auto") -> str:

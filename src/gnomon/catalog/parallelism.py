@@ -64,32 +64,23 @@ class Parallelism(Config):
         """Refuse degrees that `model` cannot be cut into."""
         misfit = _misfit(model, self.tensor_parallel)
         if misfit:
-            raise ConfigError(
-                f"tensor parallelism {self.tensor_parallel} {misfit} of {model.name}.",
-                where="tensor_parallel",
-                fix=f"Use one of {', '.join(map(str, tensor_degrees(model)))}.",
-            )
+            what = f"tensor parallelism {self.tensor_parallel} {misfit} of {model.name}."
+            fix = f"Use one of {', '.join(map(str, tensor_degrees(model)))}."
+            raise ConfigError(what, where="tensor_parallel", fix=fix)
         if self.pipeline_parallel > model.num_layers:
-            raise ConfigError(
-                f"{model.name} has {model.num_layers} layers, too few for {self.pipeline_parallel} pipeline stages.",
-                where="pipeline_parallel",
-            )
+            what = f"{model.name} has {model.num_layers} layers, too few for {self.pipeline_parallel} pipeline stages."
+            raise ConfigError(what, where="pipeline_parallel")
         self._check_experts(model)
 
     def _check_experts(self, model: ModelShape) -> None:
         if not model.num_experts:
             if self.data_parallel > 1 or self.expert_parallel:
-                raise ConfigError(
-                    f"{model.name} has no experts to share.",
-                    where="data_parallel" if self.data_parallel > 1 else "expert_parallel",
-                    fix="Run several replicas instead (num_replicas), with data_parallel 1 and expert_parallel false.",
-                )
+                what = f"{model.name} has no experts to share."
+                fix = "Run several replicas instead (num_replicas), with data_parallel 1 and expert_parallel false."
+                raise ConfigError(what, where="data_parallel" if self.data_parallel > 1 else "expert_parallel", fix=fix)
         elif self.expert_parallel and model.num_experts % self.num_expert_ranks:
-            raise ConfigError(
-                f"{self.num_expert_ranks} ranks do not divide the {model.num_experts} experts of {model.name}.",
-                where="expert_parallel",
-                fix="Change tensor_parallel or data_parallel.",
-            )
+            what = f"{self.num_expert_ranks} ranks do not divide the {model.num_experts} experts of {model.name}."
+            raise ConfigError(what, where="expert_parallel", fix="Change tensor_parallel or data_parallel.")
 
 
 def tensor_degrees(model: ModelShape, up_to: int = 64) -> list[int]:

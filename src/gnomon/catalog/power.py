@@ -56,9 +56,8 @@ def power_data() -> PowerData:
 def clock_under_cap(facts: PowerFacts, cap_w: float) -> float:
     """The share of its clock at which a GPU at full activity stays within `cap_w`."""
     if cap_w <= facts.idle_w:
-        raise ConfigError(
-            f"a cap of {cap_w:g} W is not above what the GPU draws idle ({facts.idle_w:g} W).", where="power.cap_w"
-        )
+        what = f"a cap of {cap_w:g} W is not above what the GPU draws idle ({facts.idle_w:g} W)."
+        raise ConfigError(what, where="power.cap_w")
     share = (cap_w - facts.idle_w) / (facts.max_w - facts.idle_w)
     powers, clocks = zip(*power_data().clock.points, strict=True)
     return float(np.interp(share, powers, clocks))

@@ -116,9 +116,8 @@ def _writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"cannot be written: {error.strerror or error}.", where=str(path), fix="Choose another place."
-        ) from None
+        fix = "Choose another place."
+        raise ConfigError(f"cannot be written: {error.strerror or error}.", where=str(path), fix=fix) from None
     except Exception as error:  # Writers of tables have errors of their own.
         if any(os.strerror(number) in str(error) for number in NOT_WRITABLE):
             raise ConfigError(f"cannot be written: {error}.", where=str(path), fix="Choose another place.") from None

@@ -45,17 +45,12 @@ def _load(path: str) -> None:
         raise
     except BaseException as error:  # Also one that ends the process, such as sys.exit().
         line = getattr(error, "lineno", None) or _last_line(error, path)
-        raise ConfigError(
-            f"{type(error).__name__}: {getattr(error, 'msg', error)}.",
-            where=f"{path}:{line}" if line else path,
-            fix="Run it with python to see more.",
-        ) from error
+        what = f"{type(error).__name__}: {getattr(error, 'msg', error)}."
+        fix = "Run it with python to see more."
+        raise ConfigError(what, where=f"{path}:{line}" if line else path, fix=fix) from error
     if len(OWN) == before:
-        raise ConfigError(
-            "it registers nothing.",
-            where=path,
-            fix='Put a decorator of gnomon.extend above a function: @router("name").',
-        )
+        fix = 'Put a decorator of gnomon.extend above a function: @router("name").'
+        raise ConfigError("it registers nothing.", where=path, fix=fix)
 
 
 class _BoundLoops(ast.NodeTransformer):

@@ -92,9 +92,8 @@ class StepCosts(Config):
         """The field `name` as one number per stage."""
         values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
         if values.size not in (1, num_stages):
-            raise ConfigError(
-                f"{name} has {values.size} numbers for {num_stages} stages.", fix="Give one number, or one per stage."
-            )
+            fix = "Give one number, or one per stage."
+            raise ConfigError(f"{name} has {values.size} numbers for {num_stages} stages.", fix=fix)
         return np.broadcast_to(values, num_stages)
 
 

@@ -72,9 +72,8 @@ class StepGraph:
         self.times["send_grad"] = costs.per_stage(back, self.num_stages)
         unknown = [rank for rank in costs.stragglers if not 0 <= rank < schedule.num_ranks]
         if unknown:
-            raise ConfigError(
-                f"there is no rank {unknown[0]} to straggle.", fix=f"Ranks: 0 to {schedule.num_ranks - 1}."
-            )
+            fix = f"Ranks: 0 to {schedule.num_ranks - 1}."
+            raise ConfigError(f"there is no rank {unknown[0]} to straggle.", fix=fix)
         if costs.link_speed:
             places: dict[int, list[int]] = {}
             for rank in range(schedule.num_ranks):

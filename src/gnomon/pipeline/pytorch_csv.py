@@ -47,9 +47,6 @@ def _action(cell: str, where: str) -> Action:
         return Action(OVERLAP, parts[0].stage, parts[0].microbatch, parts)
     single = _CELL.fullmatch(cell)
     if not single or (not single[3] and single[2] not in STAGE_KINDS):
-        raise DataError(
-            f"{cell!r} is not an action.",
-            where=where,
-            fix=f"Write stage, kind and micro-batch, such as 0F3; kinds: {', '.join(_KINDS)}, (0F7;7B3){OVERLAP}.",
-        )
+        fix = f"Write stage, kind and micro-batch, such as 0F3; kinds: {', '.join(_KINDS)}, (0F7;7B3){OVERLAP}."
+        raise DataError(f"{cell!r} is not an action.", where=where, fix=fix)
     return Action(single[2], int(single[1]), int(single[3] or 0))

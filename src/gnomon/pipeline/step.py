@@ -75,9 +75,8 @@ class StepConfig(Study):
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs a schedule.", fix="Add the schedule 1f1b, for example.")
         elif self.is_given("dispatch") and self.dispatch == "greedy":
-            raise ConfigError(
-                "greedy dispatch is the study's: a schedule has an order of its own.", fix="Leave out the schedule."
-            )
+            fix = "Leave out the schedule."
+            raise ConfigError("greedy dispatch is the study's: a schedule has an order of its own.", fix=fix)
         takes_chunks = self.schedule is None or self.schedule not in SCHEDULES or SCHEDULES[self.schedule].takes_chunks
         has_jitter = self.jitter or (self.costs and self.costs.jitter)
         for is_so, reason, names in (
@@ -137,10 +136,8 @@ def run_step(config: StepConfig) -> StepRecord:
         return StepRecord(config, simulate(config))
     schedule, costs = _assembled(config)
     if config.overlap_len is not None and not any(action.parts for order in schedule.ranks for action in order):
-        raise ConfigError(
-            f"overlap_len has no effect with the schedule {schedule.name}: no forward and backward run as one.",
-            fix="Leave it out.",
-        )
+        what = f"overlap_len has no effect with the schedule {schedule.name}: no forward and backward run as one."
+        raise ConfigError(what, fix="Leave it out.")
     run = execute(schedule, costs, seed=config.seed)
     draws = monte_carlo(schedule, costs, draws=config.draws, seed=config.seed) if costs.jitter > 0.0 else None
     return StepRecord(config, run, schedule, draws)

@@ -57,10 +57,8 @@ class Range(Config):
             count = f"{steps + 1:,.0f}" if steps < 1e15 else f"{steps:.3g}"
             raise ConfigError(f"a range of {count} values; at most {MAX_VALUES:,}.", fix="Use a larger step.")
         if abs(steps - round(steps)) > 1e-6:
-            raise ConfigError(
-                f"stop {self.stop:g} is not reached from {self.start:g} in steps of {self.step:g}.",
-                fix="Both ends belong to a range: choose a step that divides it.",
-            )
+            what = f"stop {self.stop:g} is not reached from {self.start:g} in steps of {self.step:g}."
+            raise ConfigError(what, fix="Both ends belong to a range: choose a step that divides it.")
         return self
 
     def values(self) -> list[float]:
@@ -107,15 +105,11 @@ class SweepConfig(Config):
                 build(Study, {"n": max(int(value), 1), name: int(value)} if is_whole else {name: value})
         build(Study, {"stages": self.stages})
         if self.num_configurations > MAX_CONFIGURATIONS:
-            raise ConfigError(
-                f"{self.num_configurations:,} configurations; at most {MAX_CONFIGURATIONS:,}.",
-                fix="Give fewer values, or larger steps.",
-            )
+            fix = "Give fewer values, or larger steps."
+            raise ConfigError(f"{self.num_configurations:,} configurations; at most {MAX_CONFIGURATIONS:,}.", fix=fix)
         if self.num_configurations == 0:
-            raise ConfigError(
-                "there is nothing to run: sync_freq is more than n in every combination.",
-                fix="Choose a sync_freq of at most n.",
-            )
+            fix = "Choose a sync_freq of at most n."
+            raise ConfigError("there is nothing to run: sync_freq is more than n in every combination.", fix=fix)
         return self
 
     @property
@@ -162,9 +156,8 @@ def priority_grid(step: float) -> list[Priorities]:
     if count < 1 or abs(count * step - 1.0) > 1e-9:
         raise ConfigError(f"a priority step of {step:g} does not divide 1.", fix="Use 0.1, 0.2, 0.25 or 0.5, say.")
     if count**2 > MAX_VALUES:
-        raise ConfigError(
-            f"a priority step of {step:g} makes more than {MAX_VALUES:,} priorities.", fix="Use 0.01, say."
-        )
+        fix = "Use 0.01, say."
+        raise ConfigError(f"a priority step of {step:g} makes more than {MAX_VALUES:,} priorities.", fix=fix)
     weight = [round(k / count, 10) for k in range(count + 1)]
     shared = [
         Priorities(weight[f], weight[g], weight[count - f - g]) for f in range(count + 1) for g in range(count + 1 - f)

@@ -25,11 +25,9 @@ def validate(schedule: Schedule, *, where: str | None = None, memory_limit: floa
         TopologicalSorter(predecessors(schedule)).prepare()
     except CycleError as error:
         steps = " -> ".join(f"{schedule.ranks[rank][at]} (rank {rank})" for rank, at in error.args[1])
-        raise DataError(
-            f"the schedule deadlocks: {steps}, where each waits for the one before it.",
-            where=where,
-            fix="Move one of these actions within its rank so that the circle opens.",
-        ) from None
+        what = f"the schedule deadlocks: {steps}, where each waits for the one before it."
+        fix = "Move one of these actions within its rank so that the circle opens."
+        raise DataError(what, where=where, fix=fix) from None
 
 
 def _check_complete(schedule: Schedule, where: str) -> None:
@@ -47,20 +45,16 @@ def _check_complete(schedule: Schedule, where: str) -> None:
         for microbatch in range(schedule.num_microbatches):
             if len(homes[stage, microbatch]) > 1:
                 ranks = " and ".join(map(str, sorted(homes[stage, microbatch])))
-                raise DataError(
-                    f"stage {stage}, micro-batch {microbatch} is spread over ranks {ranks}.",
-                    where=where,
-                    fix="Forward and gradients of a micro-batch belong where its activations are.",
-                )
+                what = f"stage {stage}, micro-batch {microbatch} is spread over ranks {ranks}."
+                fix = "Forward and gradients of a micro-batch belong where its activations are."
+                raise DataError(what, where=where, fix=fix)
             has = {kind for kind in "FIWB" if (kind, stage, microbatch) in counts}
             if "F" not in has:
                 raise DataError(f"{stage}F{microbatch} is missing.", where=where)
             if has not in ({"F", "B"}, {"F", "I", "W"}):
                 found = ", ".join(f"{stage}{kind}{microbatch}" for kind in "IWB" if kind in has) or "neither"
-                raise DataError(
-                    f"stage {stage}, micro-batch {microbatch} needs either B or both I and W; found {found}.",
-                    where=where,
-                )
+                what = f"stage {stage}, micro-batch {microbatch} needs either B or both I and W; found {found}."
+                raise DataError(what, where=where)
 
 
 def _check_transfers(schedule: Schedule, where: str) -> None:
@@ -96,11 +90,8 @@ def _check_memory(schedule: Schedule, where: str, limit: float) -> None:
             for one in sorted(action.computes, key=lambda one: one.kind != "F"):
                 held += {"F": part, "B": -part, "W": -part}.get(one.kind, 0.0)
                 if held > limit + 1e-9:
-                    raise DataError(
-                        f"rank {rank} holds {held:g} activations at {action}, more than the limit of {limit:g}.",
-                        where=where,
-                        fix="Put backwards earlier, or raise the limit.",
-                    )
+                    what = f"rank {rank} holds {held:g} activations at {action}, more than the limit of {limit:g}."
+                    raise DataError(what, where=where, fix="Put backwards earlier, or raise the limit.")
 
 
 def predecessors(schedule: Schedule) -> dict[Node, list[Node]]:

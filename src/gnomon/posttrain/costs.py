@@ -291,11 +291,9 @@ def reward_copies(config: Posttrain) -> int:
     if environment.reward_model is None:
         return 0
     if environment.reward_gpus % environment.reward_tensor_parallel:
-        raise ConfigError(
-            f"{environment.reward_gpus} GPUs do not hold whole copies of {environment.reward_tensor_parallel} GPUs.",
-            where="environment.reward_gpus",
-            fix=f"Use a multiple of {environment.reward_tensor_parallel}.",
-        )
+        what = f"{environment.reward_gpus} GPUs do not hold whole copies of {environment.reward_tensor_parallel} GPUs."
+        fix = f"Use a multiple of {environment.reward_tensor_parallel}."
+        raise ConfigError(what, where="environment.reward_gpus", fix=fix)
     return environment.reward_gpus // environment.reward_tensor_parallel
 
 

@@ -301,25 +301,19 @@ def read(path: Path, config: RouteConfig) -> Demos:
             description = json.loads(str(file["description"]))
             demos = Demos(**{field.name: file[field.name] for field in fields(Demos)})
     except FileNotFoundError:
-        raise DataError(
-            "there are no demonstrations.", where=str(path), fix="Run `gnomon route demos` first."
-        ) from None
+        fix = "Run `gnomon route demos` first."
+        raise DataError("there are no demonstrations.", where=str(path), fix=fix) from None
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(f"these are no demonstrations: {error}.", where=str(path)) from None
     if description["schema"] != SCHEMA_HASH:
-        raise DataError(
-            "the demonstrations have other features than this version observes.",
-            where=str(path),
-            fix="Collect them again.",
-        )
+        fix = "Collect them again."
+        raise DataError("the demonstrations have other features than this version observes.", where=str(path), fix=fix)
     for name in ("lengths", "queue_depth"):
         theirs, ours = {"queue_depth": QUEUE_DEPTH, **description}[name], getattr(config, name)
         if theirs != ours:
             option = name.replace("_", "-")
-            raise DataError(
-                f"the demonstrations were made with {name} {theirs!r}, asked for is {ours!r}.", where=str(path),
-                fix=f"Collect them again, or change --{option}.",
-            )  # fmt: skip
+            what = f"the demonstrations were made with {name} {theirs!r}, asked for is {ours!r}."
+            raise DataError(what, where=str(path), fix=f"Collect them again, or change --{option}.")
     return demos
 
 

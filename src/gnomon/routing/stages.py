@@ -243,10 +243,8 @@ def _check_first_policy(config: RouteConfig, folder: Folder) -> None:
     for name in ("lengths", "queue_depth"):
         theirs, ours = getattr(policy, name), getattr(config, name)
         if theirs != ours:
-            raise ConfigError(
-                f"the policy was made for {name} {theirs!r}, not {ours!r}.", where=str(path),
-                fix=f"Use --{name.replace('_', '-')} {theirs}.",
-            )  # fmt: skip
+            fix = f"Use --{name.replace('_', '-')} {theirs}."
+            raise ConfigError(f"the policy was made for {name} {theirs!r}, not {ours!r}.", where=str(path), fix=fix)
 
 
 def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None) -> Path:
@@ -313,11 +311,8 @@ def _same_run(config: RouteConfig, recorded: str, checkpoint: Path) -> None:
     ]
     differing += [part for part in ours if not isinstance(ours[part], dict) and ours[part] != theirs.get(part)]
     if differing:
-        raise ConfigError(
-            f"the checkpoint was made with another {differing[0]}.",
-            where=str(checkpoint),
-            fix="Use the same configuration, or start over with --resume never.",
-        )
+        fix = "Use the same configuration, or start over with --resume never."
+        raise ConfigError(f"the checkpoint was made with another {differing[0]}.", where=str(checkpoint), fix=fix)
 
 
 def _made(config: RouteConfig, command: str) -> dict[str, Any]:

@@ -80,9 +80,8 @@ class SloTargets(Config):
         for metric in LATENCIES:
             for statistic in getattr(self, metric):
                 if not _STATISTIC.fullmatch(statistic) or statistic in ("p0", "p00"):
-                    raise ConfigError(
-                        f"unknown statistic {statistic!r}.", where=f"slo.{metric}", fix="Use mean, max or p90, p99.9."
-                    )
+                    fix = "Use mean, max or p90, p99.9."
+                    raise ConfigError(f"unknown statistic {statistic!r}.", where=f"slo.{metric}", fix=fix)
         return self
 
 

@@ -26,7 +26,8 @@ CAPTURED: dict[str, tuple[int, ...]] = {
 """Batch sizes for which engines capture CUDA graphs (vllm/config/vllm.py, sglang/srt/server_args.py,
 tensorrt_llm/llmapi/llm_args.py)."""
 OVERLAP_TOKENS: dict[Engine, int] = {"vllm": 256, "sglang": 1024, "trtllm": 256}
-"""Up to how many tokens each runs shared experts on a second stream."""
+"""Up to how many tokens each runs shared experts on a second stream: VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD,
+DUAL_STREAM_TOKEN_THRESHOLD, and inside CUDA graphs."""
 
 
 def captured_sizes(engine: str, largest: int) -> tuple[int, ...]:
@@ -91,10 +92,6 @@ class TimingConfig(Config):
     """Whose all-reduce runs beside the engine's own: FlashInfer's, which vLLM (fuse_allreduce_rms) and SGLang
     (--enable-flashinfer-allreduce-fusion) fuse with the norm behind it; silicon: its kernel is TensorRT-LLM's, and the
     faster of the two counts at each size."""
-    overlap_tokens: NonNegativeInt | None = None
-    """Up to how many tokens shared experts run beside the routed ones, on a second stream; if not given, 256 in vLLM
-    (VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD) and TensorRT-LLM (inside CUDA graphs), 1024 in SGLang
-    (DUAL_STREAM_TOKEN_THRESHOLD)."""
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
     """How a data-parallel group brings tokens to their experts: each where it is needed (DeepEP, NVLink all-to-all), or
     all of them everywhere (vLLM's and SGLang's default); auto: all-to-all with expert parallelism."""
@@ -138,11 +135,6 @@ class TimingConfig(Config):
     def captured_sizes(self) -> tuple[int, ...]:
         """Token counts that CUDA graphs are there for."""
         return CAPTURE_SIZES if self.graph_sizes == "vllm" else self.graph_sizes or ()
-
-    @property
-    def overlap_limit(self) -> int:
-        """Up to how many tokens shared experts run beside the routed ones."""
-        return OVERLAP_TOKENS[self.engine] if self.overlap_tokens is None else self.overlap_tokens
 
     @model_validator(mode="after")
     def _used(self) -> TimingConfig:

@@ -8,6 +8,7 @@ import numpy as np
 from gnomon.catalog.devices import Device, device
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
+from gnomon.timing.config import OVERLAP_TOKENS
 from gnomon.timing.deepgemm import conversion_s, padding_s
 from gnomon.timing.operators import Communication, Experts, Gemm, Operator, Sampling
 from gnomon.timing.operators.sampling import MEASURED_ON
@@ -130,7 +131,7 @@ class Timer:
         beside = sum(one.count * self.seconds(one, tokens) for one in side)
         group = tokens * (c.parallelism.data_parallel if experts.is_shared else 1)
         hidden = np.minimum(beside, experts.count * self.seconds(experts, group))
-        return np.where(tokens <= c.config.overlap_limit, 1.0 - hidden / np.maximum(beside, 1e-12), 1.0)
+        return np.where(tokens <= OVERLAP_TOKENS[c.config.engine], 1.0 - hidden / np.maximum(beside, 1e-12), 1.0)
 
     def provenance(self, operator: Operator) -> str:
         """Where this operator's time comes from, in words."""

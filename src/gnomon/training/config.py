@@ -191,23 +191,16 @@ class TrainConfig(Config):
                 fix=f"Use {max(1, round(self.batch_size / rows)) * rows}, or another micro_batch.",
             )
         if self.num_stages > model.num_layers + 2:
-            raise ConfigError(
-                f"{model.name} has {model.num_layers} layers, too few for {self.num_stages} stages.",
-                where="pipeline_parallel",
-            )
+            what = f"{model.name} has {model.num_layers} layers, too few for {self.num_stages} stages."
+            raise ConfigError(what, where="pipeline_parallel")
         if self.virtual_stages > 1 and self.pipeline_parallel == 1:
             raise ConfigError("virtual stages need pipeline parallelism.", where="virtual_stages", fix="Leave it out.")
         if self.virtual_stages > 1 and not SCHEDULES[self.schedule_name].takes_chunks:
-            raise ConfigError(
-                f"virtual_stages has no effect with the schedule {self.schedule}.",
-                where="virtual_stages",
-                fix="Leave one of them out.",
-            )
+            what = f"virtual_stages has no effect with the schedule {self.schedule}."
+            raise ConfigError(what, where="virtual_stages", fix="Leave one of them out.")
         if self.sequence % (2 * self.context_parallel) and self.context_parallel > 1:
-            raise ConfigError(
-                f"{self.sequence} tokens do not divide into two chunks for each of {self.context_parallel} GPUs.",
-                where="context_parallel",
-            )
+            what = f"{self.sequence} tokens do not divide into two chunks for each of {self.context_parallel} GPUs."
+            raise ConfigError(what, where="context_parallel")
         ranks, stage = self.expert_parallel * self.expert_tensor_parallel, self.gpus // self.pipeline_parallel
         if not model.is_moe and ranks > 1:
             raise ConfigError(f"{model.name} has no experts.", where="expert_parallel", fix="Leave it out.")

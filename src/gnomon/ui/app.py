@@ -137,6 +137,5 @@ def make_site(app: Dash, host: str, port: int) -> BaseWSGIServer:
         return make_server(host, port, app.server, threaded=True, request_handler=_AtOnce)
     except (OSError, SystemExit, UnicodeError) as error:  # werkzeug turns "address in use" into an exit of its own
         reason = getattr(error, "strerror", None) or "it is taken or not allowed"
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}.", where="--port", fix="Choose another, e.g. --port 0 for any."
-        ) from None
+        fix = "Choose another, e.g. --port 0 for any."
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}.", where="--port", fix=fix) from None

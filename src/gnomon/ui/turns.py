@@ -92,9 +92,8 @@ def patience() -> Callable[[int, int], None]:
     def look(done: int, total: int) -> None:
         begun.append(time.monotonic())
         if begun[-1] > begun[0] + PATIENCE_S:
-            raise GnomonError(
-                f"stopped after {PATIENCE_S:g} s, at {done:,} of {total:,} requests.", fix="Use gnomon simulate for it."
-            )
+            fix = "Use gnomon simulate for it."
+            raise GnomonError(f"stopped after {PATIENCE_S:g} s, at {done:,} of {total:,} requests.", fix=fix)
 
     return look
 

@@ -83,9 +83,8 @@ def columns_of(text: str) -> dict[str, str]:
     """`prompt=NAME, output=NAME, arrival=NAME, time_unit=ms` as the scenario's section `workload.trace.columns`."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if not all(equals and role.strip() and name.strip() for role, equals, name in pairs):
-        raise DataError(
-            "it is not said which column of the trace is which.", fix="Write prompt=NAME, output=NAME, arrival=NAME."
-        )
+        fix = "Write prompt=NAME, output=NAME, arrival=NAME."
+        raise DataError("it is not said which column of the trace is which.", fix=fix)
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
@@ -140,9 +139,8 @@ def is_trace(name: str) -> bool:
 def trace(name: str) -> UploadedTrace:
     """An uploaded trace; traces are gone when newer ones have come or the server ends."""
     if name not in _traces:
-        raise ConfigError(
-            "the trace is not on this server any more.", where="workload.trace.file", fix="Load it again."
-        )
+        fix = "Load it again."
+        raise ConfigError("the trace is not on this server any more.", where="workload.trace.file", fix=fix)
     return _traces[name]
 
 
@@ -194,9 +192,8 @@ def check_is_data(given: Any, key: str = "") -> None:
 def _check_text(text: str, key: str) -> None:
     """A text may be a path; and an override is read as YAML once more, so it may hold further texts."""
     if not _is_near(text):
-        raise ConfigError(
-            f"{text} is outside the folder in which gnomon ui runs.", where=key, fix="Load it, or start there."
-        )
+        fix = "Load it, or start there."
+        raise ConfigError(f"{text} is outside the folder in which gnomon ui runs.", where=key, fix=fix)
     try:
         inner = parse_yaml(text)
     except DataError:

@@ -23,14 +23,7 @@ from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.simulate import run
 from gnomon.posttrain.studies.compare import placed
-from gnomon.posttrain.studies.stages import (
-    StageCosts,
-    advise,
-    calibrate,
-    candidates,
-    colocated_costs,
-    with_efficiencies,
-)
+from gnomon.posttrain.studies.stages import StageCosts, calibrate, candidates, colocated_costs, with_efficiencies
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.verify import posttrain_published as published
 from gnomon.verify.findings import Findings, Progress, each, proof, reference
@@ -180,15 +173,6 @@ class Study:
             miss_here = miss(here)
         return math.exp(here)
 
-    # E, and speed.
-
-    def check_e(self) -> Iterator[Check]:
-        """Nothing calibrated: the rule and its inputs are published."""
-        config = published.side_by_side("1.5B", 128, DATA["D"]["mean_tokens"])  # Model-parallel sizes 2, 1, 2.
-        advice = advise(config, StageCosts(actor=101, rollout=224, inference=10))
-        for name, ours in zip(("actor", "rollout", "inference"), advice, strict=True):
-            yield Check("E", f"{name} GPUs", DATA["E"][name], ours, "gate", limit=0.0)
-
     # verl and NeMo-RL, and the described system's own YAML.
 
     def check_y(self) -> Iterator[Check]:
@@ -312,7 +296,6 @@ NOTES = {
     "C": "Efficiencies from B; C's own set-up is not published.",
     "D": "Calibrated: rollout on 1.5B's median decode time, training on each model's static throughput at 64 GPUs."
     " No ratio is calibrated.",
-    "E": "The published rule with its published inputs.",
     "R": "The described system's placement with the simulator's defaults; nothing calibrated.",
     "S": "Speed of the simulator itself.",
     "V": f"verl on H20; constants {DATA['verl']['constants']}, chosen on the rows with 28k: those of 10k, 30B and"

@@ -84,11 +84,8 @@ class ClientConfig(Config):
             raise ConfigError("a client keeps so many in flight or sends at a rate.", where="workload.client.rate",
                               fix="Give concurrency or rate.")  # fmt: skip
         if client.requests_per_user and not users:
-            raise ConfigError(
-                f"{self.name} sends {client.requests_per_user} requests for each one in flight.",
-                where="workload.client.concurrency",
-                fix="Say how many are in flight.",
-            )
+            what = f"{self.name} sends {client.requests_per_user} requests for each one in flight."
+            raise ConfigError(what, where="workload.client.concurrency", fix="Say how many are in flight.")
         ranges = {  # As the clients round: down below the nominal length, up above it.
             side: [max(1, math.floor(chosen[side] * shortest)), max(1, math.ceil(chosen[side] * longest))]
             for side in ("prompt", "output")
@@ -144,11 +141,8 @@ def read_client_pool(path: str, start_s: float, end_s: float | None, seed: int) 
     windows = {one: _windows(one, start_s, end_s) for one in clients}
     expected = sum(one.rate * (one.end_s - one.start_s) for some in windows.values() for one in some)
     if expected > MAX_REQUESTS:
-        raise DataError(
-            f"its clients send {expected:,.0f} requests; at most {MAX_REQUESTS:,} are drawn.",
-            where=path,
-            fix="Choose a part of it: --workload.trace.start-s, --workload.trace.end-s.",
-        )
+        what = f"its clients send {expected:,.0f} requests; at most {MAX_REQUESTS:,} are drawn."
+        raise DataError(what, where=path, fix="Choose a part of it: --workload.trace.start-s, --workload.trace.end-s.")
     arrivals, sides = [np.empty(0)], [np.empty((2, 0))]
     for client in clients:
         random = stream(seed, f"client {client.name}")
@@ -175,11 +169,8 @@ def _windows(path: Path, start_s: float, end_s: float) -> list[Window]:
             if not is_right or (rows and row[0] <= rows[-1][0]):
                 raise ValueError
         except ValueError:
-            raise DataError(
-                f"cannot be read: {line[:80]!r}.",
-                where=f"{path}:{number}",
-                fix="A line is: start, rate, cv, Gamma or Weibull or nothing, shape, scale; starts rise.",
-            ) from None
+            fix = "A line is: start, rate, cv, Gamma or Weibull or nothing, shape, scale; starts rise."
+            raise DataError(f"cannot be read: {line[:80]!r}.", where=f"{path}:{number}", fix=fix) from None
         rows.append(row)
     if not rows:
         raise DataError("has no line.", where=str(path))
@@ -221,9 +212,6 @@ def _lengths(path: Path) -> list[tuple[float, list[tuple[Ints, Floats]]]]:
     except json.JSONDecodeError as error:
         raise DataError(f"is no JSON: {error.msg}.", where=f"{path}:{error.lineno}") from None
     except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"has no lengths as ServeGen writes them: {error}.",
-            where=str(path),
-            fix='By the start of each window: {"input_tokens": "{length: share}", "output_tokens": ...}.',
-        ) from None
+        fix = 'By the start of each window: {"input_tokens": "{length: share}", "output_tokens": ...}.'
+        raise DataError(f"has no lengths as ServeGen writes them: {error}.", where=str(path), fix=fix) from None
     return sorted(found, key=lambda one: one[0])

@@ -290,9 +290,8 @@ class WorkloadConfig(Config):
             raise ValueError("classes need a share above 0")
         for one in self.classes:
             if one.lengths is not None and one.lengths.distribution in ("trace", "preset"):
-                raise ValueError(
-                    f"the lengths of class {one.name!r} must be drawn, not taken from a {one.lengths.distribution}"
-                )
+                what = f"the lengths of class {one.name!r} must be drawn, not taken from a {one.lengths.distribution}"
+                raise ValueError(what)
         return self
 
 

@@ -41,10 +41,9 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
         requests = Requests(np.zeros(drawn), *_drawn_lengths(config.lengths, config, drawn, seed))
     if config.prompts_in_turn:
         if len(requests.parents):
-            raise ConfigError(
-                "workload.prompts_in_turn: calls of this trace wait for others, and cannot be sent in turn.",
-                fix="Leave it out, or take only lengths from the trace: workload.lengths.distribution: empirical.",
-            )
+            what = "workload.prompts_in_turn: calls of this trace wait for others, and cannot be sent in turn."
+            fix = "Leave it out, or take only lengths from the trace: workload.lengths.distribution: empirical."
+            raise ConfigError(what, fix=fix)
         if not len(requests.prefix_hashes):  # Each prompt has the same blocks whenever it comes.
             usual = SessionsConfig()
             offsets, hashes = hash_blocks(np.arange(len(requests)), requests.prompt_tokens, usual)
@@ -95,10 +94,8 @@ def _count(config: WorkloadConfig, trace: Requests | None) -> int:
         return config.num_requests
     name = "prompts_in_turn" if config.prompts_in_turn else "num_requests"
     if (wanted := getattr(config, name)) is not None and wanted > len(trace):
-        raise ConfigError(
-            f"the trace holds {len(trace):,} requests, fewer than {name} = {wanted:,}.",
-            fix="Ask for fewer, or draw lengths from the file: --workload.lengths.distribution empirical.",
-        )
+        fix = "Ask for fewer, or draw lengths from the file: --workload.lengths.distribution empirical."
+        raise ConfigError(f"the trace holds {len(trace):,} requests, fewer than {name} = {wanted:,}.", fix=fix)
     return config.num_requests or len(trace)
 
 
@@ -120,11 +117,9 @@ def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, 
 def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests | None, seed: int) -> Requests:
     count, arrivals = len(requests), config.arrivals
     if len(requests.parents) and isinstance(arrivals, arrival.Batch | arrival.ClosedLoop):
-        raise ConfigError(
-            f"calls that wait for others cannot arrive as {arrivals.process}.",
-            where="workload.arrivals",
-            fix="Let their sessions start as recorded, or choose a process with a rate.",
-        )
+        what = f"calls that wait for others cannot arrive as {arrivals.process}."
+        fix = "Let their sessions start as recorded, or choose a process with a rate."
+        raise ConfigError(what, where="workload.arrivals", fix=fix)
     match arrivals:
         case arrival.Batch():
             return requests

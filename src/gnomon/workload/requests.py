@@ -145,11 +145,9 @@ class Requests:
             first, parents = gathered(self.parent_offsets, self.parents, index)
             parents = place[parents]
         elif len(self.parents) and len(index) < len(self):
-            raise ConfigError(
-                "a call of a session is longer than the model takes, and the rest of its session waits for it.",
-                where="workload.agents",
-                fix="Use fewer calls or shorter lengths, or set workload.over_long to truncate.",
-            )
+            what = "a call of a session is longer than the model takes, and the rest of its session waits for it."
+            fix = "Use fewer calls or shorter lengths, or set workload.over_long to truncate."
+            raise ConfigError(what, where="workload.agents", fix=fix)
         columns = ("prompt_tokens", "output_tokens", "session", "priority", "user_class", "adapter", "think_s")
         released = self.arrival_s[index] if len(self.arrival_s) else self.arrival_s
         num_warmup = int(np.count_nonzero(index < self.num_warmup))
@@ -182,10 +180,8 @@ def first_wave(num_requests: int, concurrency: int, num_warmup: int) -> Floats:
 def with_rate(requests: Requests, rate: float) -> Requests:
     """Requests at another mean arrival rate: bit for bit what `generate` gives at that rate."""
     if requests.shape is None:
-        raise ConfigError(
-            "these requests have no arrival rate to change.",
-            fix="Use an open-loop process (poisson, gamma, fixed_interval, piecewise, diurnal) or a trace.",
-        )
+        fix = "Use an open-loop process (poisson, gamma, fixed_interval, piecewise, diurnal) or a trace."
+        raise ConfigError("these requests have no arrival rate to change.", fix=fix)
     if not 0 < rate < np.inf:
         raise ConfigError(f"a rate must be above 0 and finite, not {rate}.", where="rate")
     return replace(requests, arrival_s=requests.shape.at(rate), rate=rate)

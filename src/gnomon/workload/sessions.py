@@ -117,10 +117,8 @@ def num_sessions(config: AgentsConfig, num_requests: int) -> int:
     """Whole sessions among so many calls."""
     count = num_requests // config.calls_per_session
     if not count:
-        raise ConfigError(
-            f"a session has {config.calls_per_session} calls, the workload only {num_requests}.",
-            where="workload.num_requests",
-        )
+        what = f"a session has {config.calls_per_session} calls, the workload only {num_requests}."
+        raise ConfigError(what, where="workload.num_requests")
     return count
 
 

@@ -110,11 +110,8 @@ class Table:
         value = self.frame[column][row]
         given = "an empty value" if value is None else repr(value)
         more = f" {len(wrong) - 1:,} more rows are like it." if len(wrong) > 1 else ""
-        raise DataError(
-            f"column {column!r}: {given} {problem}.{more}",
-            where=f"{self.path}:{self.frame[LINE][row]}",
-            fix="Correct or delete the row.",
-        )
+        what = f"column {column!r}: {given} {problem}.{more}"
+        raise DataError(what, where=f"{self.path}:{self.frame[LINE][row]}", fix="Correct or delete the row.")
 
 
 def read_table(path: str | Path) -> Table:

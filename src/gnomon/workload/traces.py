@@ -48,11 +48,8 @@ def read_trace(config: TraceConfig, seed: int = 0) -> Requests:
         is_inside = is_inside[starts_of(trace.parent_offsets, trace.parents)]
     inside = np.flatnonzero(is_inside)
     if not len(inside):
-        raise DataError(
-            f"no request arrives from {config.start_s:g} s to {ends_s:g} s.",
-            where=config.file,
-            fix=f"The trace covers 0 s to {trace.arrival_s[-1]:g} s.",
-        )
+        fix = f"The trace covers 0 s to {trace.arrival_s[-1]:g} s."
+        raise DataError(f"no request arrives from {config.start_s:g} s to {ends_s:g} s.", where=config.file, fix=fix)
     trace = trace if len(inside) == len(trace) else trace.take(inside, whole_sessions=True)
     return replace(
         trace,

@@ -104,11 +104,8 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
     missing = [key for key in required if config.get(key) is None and not _replaced(config, key)]
     if missing:
         listing = ", ".join(f"{key!r} ({required[key]})" for key in missing)
-        raise ConfigError(
-            f"the model configuration lacks {listing}.",
-            where=where,
-            fix="Take config.json from the model's Hugging Face repository.",
-        )
+        fix = "Take config.json from the model's Hugging Face repository."
+        raise ConfigError(f"the model configuration lacks {listing}.", where=where, fix=fix)
     if isinstance(num_layers := config["num_hidden_layers"], int) and num_layers > _MOST_LAYERS:
         raise ConfigError(f"num_hidden_layers = {num_layers} makes no sense: at most {_MOST_LAYERS}.", where=where)
     for key in _NUMBERS:

@@ -102,11 +102,8 @@ def _format(config: Mapping[str, Any], where: str) -> WeightFormat:
     bits = config.get("bits") or (4 if config.get("load_in_4bit") else 8 if config.get("load_in_8bit") else None)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin", "auto-round", "bitsandbytes") and bits in (4, 8):
         return _integers(bits, config.get("group_size") or 128)
-    raise ConfigError(
-        f"quantization_config with quant_method {method!r} is not known.",
-        where=where,
-        fix="Take it out and set timing.dtype.",
-    )
+    fix = "Take it out and set timing.dtype."
+    raise ConfigError(f"quantization_config with quant_method {method!r} is not known.", where=where, fix=fix)
 
 
 def _algorithm(rule: Mapping[str, Any], where: str) -> WeightFormat:
@@ -129,9 +126,8 @@ def _compressed(group: Mapping[str, Any], where: str) -> WeightFormat:
         return weight_format("int8")
     if kind == "int" and bits in (4, 8):
         return _integers(bits, size or 128)
-    raise ConfigError(
-        f"{bits}-bit {kind} weights are not known.", where=where, fix="Take out quantization_config, set timing.dtype."
-    )
+    fix = "Take out quantization_config, set timing.dtype."
+    raise ConfigError(f"{bits}-bit {kind} weights are not known.", where=where, fix=fix)
 
 
 def _integers(bits: int, group_size: int) -> WeightFormat:

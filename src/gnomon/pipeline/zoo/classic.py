@@ -78,11 +78,9 @@ def overlapped_exchange(plan: Plan) -> Schedule:
 def _check_groups(plan: Plan, name: str) -> None:
     p, m = plan.ranks, plan.microbatches
     if m % p:
-        raise ConfigError(
-            f"{name} needs micro-batches in multiples of the {p} ranks (given: {m}).",
-            where="microbatches",
-            fix=f"Choose {f'{m - m % p} or ' if m > p else ''}{m - m % p + p} micro-batches.",
-        )
+        what = f"{name} needs micro-batches in multiples of the {p} ranks (given: {m})."
+        fix = f"Choose {f'{m - m % p} or ' if m > p else ''}{m - m % p + p} micro-batches."
+        raise ConfigError(what, where="microbatches", fix=fix)
 
 
 @built_in("zb-h1")

@@ -99,9 +99,8 @@ def dualpipe(plan: Plan) -> Schedule:
     """Half of the micro-batches enter at each end; rank r holds stage r and stage p-1-r."""
     p, m = plan.ranks, plan.microbatches
     if p % 2 or m % 2:
-        raise ConfigError(
-            f"dualpipe needs even numbers of ranks and micro-batches (given: {p} and {m}).", where="microbatches"
-        )
+        what = f"dualpipe needs even numbers of ranks and micro-batches (given: {p} and {m})."
+        raise ConfigError(what, where="microbatches")
     _check_enough("dualpipe", m, 2 * p)
 
     def of_rank(rank: int) -> tuple[Action, ...]:
@@ -118,6 +117,5 @@ def dualpipe(plan: Plan) -> Schedule:
 
 def _check_enough(name: str, microbatches: int, needed: int) -> None:
     if microbatches < needed:
-        raise ConfigError(
-            f"{name} needs at least {needed} micro-batches (given: {microbatches}).", where="microbatches"
-        )
+        what = f"{name} needs at least {needed} micro-batches (given: {microbatches})."
+        raise ConfigError(what, where="microbatches")

@@ -96,11 +96,8 @@ class Timeline:
         """Append weight gradients until a pass of `kind` fits into the memory."""
         while not self.fits(rank, kind):
             if not self.put_off[rank]:
-                raise ConfigError(
-                    f"{self.limit:g} activations per rank are too few for this schedule.",
-                    where="memory_limit",
-                    fix="Raise the memory limit.",
-                )
+                what = f"{self.limit:g} activations per rank are too few for this schedule."
+                raise ConfigError(what, where="memory_limit", fix="Raise the memory limit.")
             self.put_weights(rank)
 
     def fill_gap(self, leg: int, rank: int, *, overrun_long: bool, overrun_short: bool, allowance: float = 0.0) -> None:

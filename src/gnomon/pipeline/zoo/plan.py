@@ -22,10 +22,8 @@ def check_passes(ranks: int, microbatches: int, chunks: int = 1) -> None:
     """Refuse a step that is larger than anybody can look at."""
     passes = ranks * microbatches * chunks
     if passes > MAX_PASSES:
-        raise ConfigError(
-            f"{microbatches:,} micro-batches x {ranks * chunks:,} stages: {passes:,} passes, at most {MAX_PASSES:,}.",
-            fix="A step with fewer micro-batches has the same shape.",
-        )
+        what = f"{microbatches:,} micro-batches x {ranks * chunks:,} stages: {passes:,} passes, at most {MAX_PASSES:,}."
+        raise ConfigError(what, fix="A step with fewer micro-batches has the same shape.")
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,8 @@ def zero_bubble(plan: Plan) -> Schedule:
     """The best variant within `plan.memory_limit` activations per rank."""
     limit = plan.memory_limit if plan.memory_limit is not None else 2.0 * plan.ranks
     if limit < plan.ranks:
-        raise ConfigError(
-            f"a memory limit of {limit:g} activations is less than one per rank of the pipe ({plan.ranks}).",
-            where="memory_limit",
-            fix="Use v-half or v-min, or raise the limit.",
-        )
+        what = f"a memory limit of {limit:g} activations is less than one per rank of the pipe ({plan.ranks})."
+        raise ConfigError(what, where="memory_limit", fix="Use v-half or v-min, or raise the limit.")
     packed = (_pack(plan, limit, *variant) for variant in product((True, False), repeat=3))
     best = min(packed, key=lambda timeline: timeline.longest_span)
     return Schedule("zb-auto", tuple(tuple(order) for order in best.order))

@@ -27,11 +27,8 @@ def zb_v(plan: Plan) -> Schedule:
         )
     limit = 2.0 * (plan.memory_limit if plan.memory_limit is not None else plan.ranks)
     if limit < 2.0 * plan.ranks:
-        raise ConfigError(
-            f"zb-v needs {plan.ranks} activations per rank (limit: {plan.memory_limit:g}).",
-            where="memory_limit",
-            fix="Use v-half or v-min.",
-        )
+        what = f"zb-v needs {plan.ranks} activations per rank (limit: {plan.memory_limit:g})."
+        raise ConfigError(what, where="memory_limit", fix="Use v-half or v-min.")
     best: Timeline | None = None
     for overrun_backward, overrun_forward in product((True, False), repeat=2):
         packed = _repack(plan, limit, overrun_backward, overrun_forward)

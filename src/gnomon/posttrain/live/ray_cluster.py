@@ -86,11 +86,8 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         if self.policy.spec.takes_turns:
-            raise ConfigError(
-                "a live cluster has its components side by side.",
-                where="policy.name",
-                fix="Use a policy that moves GPUs or leaves them.",
-            )
+            fix = "Use a policy that moves GPUs or leaves them."
+            raise ConfigError("a live cluster has its components side by side.", where="policy.name", fix=fix)
         import ray
 
         self._ray = ray

@@ -118,19 +118,15 @@ def check_movable(config: Posttrain, placement: Placement, lend_actor: bool, len
     at = 0
     for gpus in placement.by_name().values():
         if gpus and gpus != tuple(range(at, at + len(gpus))):
-            raise ConfigError(
-                "to move GPUs (auto_scheduler) the order is actor, rollout, inference, contiguous from GPU 0.",
-                where="cluster.component_placement",
-                fix=f"Use {_contiguous_text(config, placement)}.",
-            )
+            what = "to move GPUs (auto_scheduler) the order is actor, rollout, inference, contiguous from GPU 0."
+            fix = f"Use {_contiguous_text(config, placement)}."
+            raise ConfigError(what, where="cluster.component_placement", fix=fix)
         at += len(gpus)
     total = config.cluster.num_gpus
     if at != total:
-        raise ConfigError(
-            f"to move GPUs (auto_scheduler) components cover the cluster, but {total - at} of {total} are nobody's.",
-            where="cluster.component_placement",
-            fix=f"Give rollout {len(placement.rollout) + total - at} GPUs.",
-        )
+        what = f"to move GPUs (auto_scheduler) components cover the cluster, but {total - at} of {total} are nobody's."
+        fix = f"Give rollout {len(placement.rollout) + total - at} GPUs."
+        raise ConfigError(what, where="cluster.component_placement", fix=fix)
     tensor = config.rollout.num_gpus
     if lend_actor and len(placement.actor) % tensor:
         sizes = [size for size in valid_actor_sizes(config) if size % tensor == 0]

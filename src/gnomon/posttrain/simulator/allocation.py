@@ -66,11 +66,9 @@ class Allocation:
             self._num_looks += 1
             if self._num_looks > MAX_LOOKS:  # It would take minutes and more.
                 interval_s = self.config.transitions.check_interval_s
-                raise ConfigError(
-                    f"one step is looked at more than {MAX_LOOKS:,} times, every {interval_s:g} s.",
-                    where="transitions.check_interval_s",
-                    fix=f"Give a longer interval, such as {100 * interval_s:g} s, or see what makes the step so long.",
-                )
+                what = f"one step is looked at more than {MAX_LOOKS:,} times, every {interval_s:g} s."
+                fix = f"Give a longer interval, such as {100 * interval_s:g} s, or see what makes the step so long."
+                raise ConfigError(what, where="transitions.check_interval_s", fix=fix)
             moved_s = self.deliveries[0][0] if self.deliveries else math.inf
             is_waiting = bool(self.prompts) and bool(self.instances)
             fed_s = self._fed_s + self.config.transitions.check_interval_s if is_waiting else math.inf
@@ -158,9 +156,8 @@ class Allocation:
             return max(clock, stop)
         if name == "inference":
             if self.inference.last_end_s > clock + 1e-9 and not self.config.algorithm.carries:
-                raise PolicyError(
-                    f"policy {self.policy.name!r} finishes inference while it has work.", fix="Wait first."
-                )
+                fix = "Wait first."
+                raise PolicyError(f"policy {self.policy.name!r} finishes inference while it has work.", fix=fix)
             self.inference.stop()
         self.owners.hand_over(self.owners.of(name), "free", clock)
         return clock

@@ -33,11 +33,9 @@ def policy_of(config: Posttrain, placement: Placement) -> Policy:
         name = "colocated" if placement.is_shared else "disaggregated"
     policy = make_policy(name, cluster_options(config, name) | config.policy.options)
     if placement.is_shared and not policy.spec.takes_turns:
-        raise ConfigError(
-            f"policy {name} needs components side by side, but they share GPUs.",
-            where="cluster.component_placement",
-            fix="Use policy colocated, or give each component GPUs of its own.",
-        )
+        what = f"policy {name} needs components side by side, but they share GPUs."
+        fix = "Use policy colocated, or give each component GPUs of its own."
+        raise ConfigError(what, where="cluster.component_placement", fix=fix)
     return policy
 
 

@@ -79,9 +79,8 @@ class Step(StepState):
     def _submit(self) -> None:
         """Queue the prompts for the instances; sequences that came complete need none."""
         if not self.allocation.instances:
-            raise PolicyError(
-                f"policy {self.policy.name!r} starts no rollout instance.", fix="Scale rollout at 'start'."
-            )
+            fix = "Scale rollout at 'start'."
+            raise PolicyError(f"policy {self.policy.name!r} starts no rollout instance.", fix=fix)
         keep_kv = self.config.algorithm.keep_kv or not self.is_synced
         sequences = self.prompts.sequences(self.submitted, keep_kv=keep_kv)
         if sequences.processed is None:
@@ -264,10 +263,9 @@ class Step(StepState):
             self.balance = action.balance
             return
         if self.allocation.rollouts is not None or not self.needed <= action.groups <= len(self.prompts.age):
-            raise PolicyError(
-                f"policy {self.policy.name!r} submits {action.groups} prompts at {self.now:.1f} s.",
-                fix=f"Submit once, at the point 'start', {self.needed} to {len(self.prompts.age)} of them.",
-            )
+            what = f"policy {self.policy.name!r} submits {action.groups} prompts at {self.now:.1f} s."
+            fix = f"Submit once, at the point 'start', {self.needed} to {len(self.prompts.age)} of them."
+            raise PolicyError(what, fix=fix)
         self.submitted, self.max_age, self.balance = action.groups, action.max_age, action.balance
 
     # The end.

@@ -1,6 +1,5 @@
-"""Seconds of the stages: a placement by the published rule, and efficiencies from measured times."""
+"""Seconds of the stages, and efficiencies from measured ones."""
 
-import math
 from dataclasses import asdict, dataclass
 
 from gnomon.core.errors import ConfigError
@@ -8,10 +7,6 @@ from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import MAX_EFFICIENCY, MIN_EFFICIENCY, Posttrain
 from gnomon.posttrain.scenario.placement import valid_actor_sizes
 from gnomon.posttrain.simulator.simulate import run
-
-LARGE_BATCH = 128
-LARGE_BATCH_FILL = 0.9
-"""From this max_running_requests on, an instance counts as full at this share of it."""
 
 
 @dataclass(frozen=True)
@@ -21,23 +16,6 @@ class StageCosts:
     actor: float
     rollout: float
     inference: float
-
-    @property
-    def colocated_s(self) -> float:
-        """The step when components take turns."""
-        return self.actor + self.rollout + self.inference
-
-
-def advise(config: Posttrain, costs: StageCosts) -> tuple[int, int, int]:
-    """GPUs of (actor, rollout, inference) with the shortest step by the rule; ties go to taking turns on all of them,
-    then to the larger rollout."""
-    total = config.cluster.num_gpus
-    step_s, *best = min(
-        (round(_pipelined_s(config, costs, *one), 9), -one[1], one[0], one[2]) for one in candidates(config)
-    )
-    if costs.colocated_s <= step_s:
-        return total, total, total if config.algorithm.recompute_logprobs else 0
-    return best[1], -best[0], best[2]
 
 
 def candidates(config: Posttrain) -> list[tuple[int, int, int]]:
@@ -55,26 +33,9 @@ def candidates(config: Posttrain) -> list[tuple[int, int, int]]:
         if total - actor - inference > 0 and (total - actor - inference) % config.rollout.num_gpus == 0
     ]
     if not found:
-        raise ConfigError(
-            f"no placement side by side fits {total} GPUs.", where="cluster", fix="Add nodes, or share all GPUs."
-        )
+        fix = "Add nodes, or share all GPUs."
+        raise ConfigError(f"no placement side by side fits {total} GPUs.", where="cluster", fix=fix)
     return found
-
-
-def _pipelined_s(config: Posttrain, costs: StageCosts, actor: int, rollout: int, inference: int) -> float:
-    total, groups = config.cluster.num_gpus, config.algorithm.rollout_batch_size
-    cap = config.rollout.max_running
-    full = math.ceil(LARGE_BATCH_FILL * cap) if cap >= LARGE_BATCH else cap
-    is_enough = rollout // config.rollout.num_gpus * full >= config.algorithm.num_sequences
-    generating = costs.rollout / groups if is_enough else costs.rollout / groups * total / rollout
-    stages = [_batched_s(costs.actor / groups, total / actor), generating]
-    if inference:
-        stages.append(_batched_s(costs.inference / groups, total / inference))
-    return sum(stages) + (groups - 1) * max(stages)
-
-
-def _batched_s(cost: float, scale: float) -> float:
-    return cost * scale / (1.0 + min(0.9, max(scale / 10.0, 0.1)))
 
 
 MAX_ROUNDS, CLOSE_ENOUGH = 8, 1e-4

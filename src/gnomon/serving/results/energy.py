@@ -32,7 +32,7 @@ def joules(
     shares = power_data().shares
     span = facts.max_w - facts.idle_w
     active_s = shares.busy * busy_s + shares.memory * memory_s + shares.arithmetic * arithmetic_s
-    per_gpu = (facts.idle_w + config.server_w) * on_s + span * np.minimum(active_s, on_s)
+    per_gpu = facts.idle_w * on_s + span * np.minimum(active_s, on_s)
     if config.cap_w is not None:
-        per_gpu = np.minimum(per_gpu, (config.cap_w + config.server_w) * on_s)
+        per_gpu = np.minimum(per_gpu, config.cap_w * on_s)
     return np.asarray(per_gpu * gpus * config.pue, dtype=np.float64)

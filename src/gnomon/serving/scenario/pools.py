@@ -86,10 +86,8 @@ def _sampling(pool: Pool, scenario: Scenario, requests: Requests | None) -> Pool
 def _with_places(pool: Pool, places: int) -> Pool:
     """A pool of a fleet that may grow: as many places as it may have replicas at once."""
     if pool.num_replicas > places:
-        raise ConfigError(
-            f"{pool.num_replicas} replicas are more than fleet.max_replicas ({places}).", where="fleet.max_replicas",
-            fix=f"Begin with {places} or fewer: num_replicas.",
-        )  # fmt: skip
+        what = f"{pool.num_replicas} replicas are more than fleet.max_replicas ({places})."
+        raise ConfigError(what, where="fleet.max_replicas", fix=f"Begin with {places} or fewer: num_replicas.")
     return replace(pool, num_replicas=places)
 
 
@@ -107,9 +105,8 @@ def _check(pool: Pool) -> None:
     """Refuse what does not fit, and what the policy would leave unread."""
     policy, replica, batching = pool.policy, pool.replica, pool.batching
     if replica.pipeline_parallel > 1 and not policy.has_stages:
-        raise ConfigError(
-            f"{policy.name} has no pipeline stages.", where="replica.pipeline_parallel", fix="Set it to 1."
-        )
+        fix = "Set it to 1."
+        raise ConfigError(f"{policy.name} has no pipeline stages.", where="replica.pipeline_parallel", fix=fix)
     if replica.speculative and not policy.speculates:
         fix = f"Use {' or '.join(name for name in POLICIES.names() if POLICIES[name].speculates)}."
         raise ConfigError(f"speculative decoding is not part of {policy.name}.", where="replica.speculative", fix=fix)

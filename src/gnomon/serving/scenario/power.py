@@ -17,10 +17,9 @@ class PowerConfig(Config):
     """Watts of one idle GPU; the catalog's if not given (`data/power.yaml`)."""
     max_w: PositiveFloat | None = None
     """Watts of one GPU at full activity; the catalog's if not given."""
-    server_w: NonNegativeFloat = 0.0
-    """Watts of the rest of the server (CPUs, fans, network) for each GPU."""
     pue: float = Field(1.0, ge=1)
-    """Power usage effectiveness of the building: what is drawn at the meter over what the servers draw."""
+    """Power usage effectiveness of the building: what is drawn at the meter over what the GPUs draw; more
+    where the rest of the server is to be counted."""
     price_per_kwh: NonNegativeFloat | None = None
     """US dollars per kilowatt-hour."""
     carbon_g_per_kwh: NonNegativeFloat | None = None

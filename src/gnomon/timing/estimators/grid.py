@@ -40,10 +40,8 @@ class Grid:
         levels, cells = zip(*(np.unique(column, return_inverse=True) for column in x.T), strict=True)
         shape = tuple(level.size for level in levels)
         if np.prod(np.array(shape, dtype=float)) > MAX_CELLS:
-            raise DataError(
-                f"{len(y)} points spread over a grid of {' x '.join(map(str, shape))}.",
-                fix="Measure on common values of each size, or use another estimator (timing.estimator).",
-            )
+            fix = "Measure on common values of each size, or use another estimator (timing.estimator)."
+            raise DataError(f"{len(y)} points spread over a grid of {' x '.join(map(str, shape))}.", fix=fix)
         self._axes = [np.log1p(level) for level in levels]
         if self._bound is not None:
             self._formula = self._bound.fitted(x, y)

@@ -24,11 +24,8 @@ _EXPERTS_PER_SPARE_SLOT = 8
 def check_load(name: str) -> str:
     """The name, if it is one that is known."""
     if name != "balanced" and not _FORM.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is no distribution of expert load.",
-            where="timing.expert_load",
-            fix="Use balanced, power_law_1.01, power_law_1.2 or power_law_1.01_eplb.",
-        )
+        fix = "Use balanced, power_law_1.01, power_law_1.2 or power_law_1.01_eplb."
+        raise ConfigError(f"{name!r} is no distribution of expert load.", where="timing.expert_load", fix=fix)
     return name
 
 

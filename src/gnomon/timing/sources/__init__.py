@@ -120,6 +120,5 @@ def shipped_profile(device: Device, dtype: str) -> Path | None:
 
 @timing_source("recorded", about="the stage times of a recorded run, batch by batch (gnomon verify vidur)")
 def _recorded(context: Context) -> Source:
-    raise ConfigError(
-        "recorded times belong to a recorded run.", where="timing.source", fix="Replay it with `gnomon verify vidur`."
-    )
+    fix = "Replay it with `gnomon verify vidur`."
+    raise ConfigError("recorded times belong to a recorded run.", where="timing.source", fix=fix)

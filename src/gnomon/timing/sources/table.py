@@ -34,11 +34,8 @@ def given_tables(
 ) -> IterationTables:
     """The user's seconds as iteration tables, the same for every pipeline stage."""
     if table is None:
-        raise ConfigError(
-            "the source 'table' needs the seconds themselves.",
-            where="timing.table",
-            fix="For example: timing: {source: table, table: {per_token: 1.0e-5, per_iteration: 0.002}}.",
-        )
+        fix = "For example: timing: {source: table, table: {per_token: 1.0e-5, per_iteration: 0.002}}."
+        raise ConfigError("the source 'table' needs the seconds themselves.", where="timing.table", fix=fix)
     chunk_axis, kv_axis = geometric_axis(max_tokens), geometric_axis(max_kv_tokens)
     sequences = np.arange(max_sequences + 1.0)
     tokens = curve(table.per_token, max_tokens, "timing.table.per_token")

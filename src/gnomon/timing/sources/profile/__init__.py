@@ -27,11 +27,8 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
         return vidur.read(root, c.model, c.device, c.node, degree)
     if root := servingsim.find_root(path):
         return servingsim.read(root, c.model, c.device, c.dtype, degree)
-    raise DataError(
-        "is no folder of measurements.",
-        where=str(path),
-        fix="It needs manifest.json (Gnomon), compute/ (Vidur) or <device>/<model>/<variant>/tp<N>/ (LLMServingSim).",
-    )
+    fix = "It needs manifest.json (Gnomon), compute/ (Vidur) or <device>/<model>/<variant>/tp<N>/ (LLMServingSim)."
+    raise DataError("is no folder of measurements.", where=str(path), fix=fix)
 
 
 @timing_source(
@@ -47,11 +44,8 @@ def make(context: Context) -> Measured:
     """The measurements in the folder that `timing.path` names, or those that come with the package."""
     path = context.config.path or shipped_profile(context.device, context.dtype)
     if path is None:
-        raise ConfigError(
-            f"no measurements of {context.device.name} in {context.dtype} come with Gnomon.",
-            where="timing.path",
-            fix="Name a folder of measurements, or use the roofline.",
-        )
+        what = f"no measurements of {context.device.name} in {context.dtype} come with Gnomon."
+        raise ConfigError(what, where="timing.path", fix="Name a folder of measurements, or use the roofline.")
     roofline = Roofline(context.device, context.node)
     source = Measured("profile", read_bundle(path, context), roofline, context.config.estimator)
     if source.bundle.skew is None:

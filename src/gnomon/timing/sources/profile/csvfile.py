@@ -33,9 +33,8 @@ def folders_of(
         if matching:
             return matching
     known = sorted({"/".join(names(path)) for path in (on_device or found)})
-    raise DataError(
-        f"has no profile of {model.name} on {device.name}.", where=str(root), fix=f"It has: {', '.join(known)}."
-    )
+    fix = f"It has: {', '.join(known)}."
+    raise DataError(f"has no profile of {model.name} on {device.name}.", where=str(root), fix=fix)
 
 
 def _has_name(name: str, model: Model) -> bool:
@@ -112,9 +111,8 @@ class Columns:
         is_bad = ~np.isfinite(numbers)
         if is_bad.any():
             line = int(np.argmax(is_bad))
-            raise DataError(
-                f"column {name!r} holds {column[line]!r} in data row {line + 1}, not a number.", where=str(self.path)
-            )
+            what = f"column {name!r} holds {column[line]!r} in data row {line + 1}, not a number."
+            raise DataError(what, where=str(self.path))
         self._refuse(name, numbers < 0, "is negative", "Sizes and times are zero or more.")
         return numbers
 

@@ -217,11 +217,9 @@ def _refuse_other_units(operator: Operator, samples: Samples, roofline: Roofline
     expected = roofline.seconds(replace(operator, is_fused=False), *samples.sizes.T)
     ratio = float(np.median(samples.seconds / expected))
     if not 1.0 / FARTHEST_FROM_ROOFLINE < ratio < FARTHEST_FROM_ROOFLINE:
-        raise DataError(
-            f"the times of {operator.name} are {ratio:.3g} times what {roofline.device.name} would need.",
-            where=samples.where,
-            fix="The unit is seconds in Gnomon's format, milliseconds in Vidur's, microseconds in LLMServingSim's.",
-        )
+        what = f"the times of {operator.name} are {ratio:.3g} times what {roofline.device.name} would need."
+        fix = "The unit is seconds in Gnomon's format, milliseconds in Vidur's, microseconds in LLMServingSim's."
+        raise DataError(what, where=samples.where, fix=fix)
 
 
 def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound | None:

@@ -41,9 +41,8 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
     manifest = read_manifest(root)
     name = str(manifest["device"])
     if (DEVICES.resolve(name) or name) != device.name:
-        raise DataError(
-            f"was measured on {name}, not on {device.name}.", where=str(root), fix=f"Use device {name}, or another one."
-        )
+        fix = f"Use device {name}, or another one."
+        raise DataError(f"was measured on {name}, not on {device.name}.", where=str(root), fix=fix)
     bundle = Bundle(str(root))
     for file in manifest["files"]:
         columns = _checked(root, file, manifest)
@@ -75,9 +74,8 @@ def read_manifest(root: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f'is no manifest of a profile: "format" must be "{FORMAT}".', where=str(path))
     if manifest.get("version") != VERSION:
-        raise DataError(
-            f"has version {manifest.get('version')!r}.", where=str(path), fix=f"This Gnomon reads version {VERSION}."
-        )
+        fix = f"This Gnomon reads version {VERSION}."
+        raise DataError(f"has version {manifest.get('version')!r}.", where=str(path), fix=fix)
     for key in ("device", "files", "content_hash"):
         if key not in manifest:
             raise DataError(f"has no key {key!r}.", where=str(path), fix="See the profile format in the documentation.")

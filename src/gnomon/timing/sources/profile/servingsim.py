@@ -80,11 +80,8 @@ def degree_folder(root: Path, model: Model, device: Device, dtype: str, tensor_p
     for path in suitable:
         if path.parent.name.startswith(dtype) and path.name == f"tp{tensor_parallel}":
             return path
-    raise DataError(
-        f"{model.name} was not measured in {dtype} with tensor parallelism {tensor_parallel}.",
-        where=str(root),
-        fix=f"It has: {', '.join('/'.join(path.parts[-2:]) for path in suitable)}.",
-    )
+    what = f"{model.name} was not measured in {dtype} with tensor parallelism {tensor_parallel}."
+    raise DataError(what, where=str(root), fix=f"It has: {', '.join('/'.join(path.parts[-2:]) for path in suitable)}.")
 
 
 def profiled_devices(root: Path, model: Model) -> list[str]:

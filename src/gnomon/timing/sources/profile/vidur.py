@@ -40,11 +40,8 @@ def read(root: Path, model: Model, device: Device, node: Node, tensor_parallel: 
     bundle = Bundle(str(folder))
     degrees = read_mlp(folder / "mlp.csv")
     if tensor_parallel not in degrees:
-        raise DataError(
-            f"tensor parallelism {tensor_parallel} was not measured.",
-            where=str(folder / "mlp.csv"),
-            fix=f"It has: {', '.join(map(str, degrees))}.",
-        )
+        what = f"tensor parallelism {tensor_parallel} was not measured."
+        raise DataError(what, where=str(folder / "mlp.csv"), fix=f"It has: {', '.join(map(str, degrees))}.")
     for name, samples in degrees[tensor_parallel].items():
         for operator in OPERATORS[name]:
             bundle.add(("name", operator), samples)

@@ -72,9 +72,8 @@ def make(context: Context) -> Silicon:
     """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
     data_folder()
     if context.device.name not in SYSTEMS:
-        raise DataError(
-            f"has no kernels of {context.device.name}.", where="silicon", fix=f"It has: {', '.join(SYSTEMS)}."
-        )
+        fix = f"It has: {', '.join(SYSTEMS)}."
+        raise DataError(f"has no kernels of {context.device.name}.", where="silicon", fix=fix)
     return Silicon(context)
 
 

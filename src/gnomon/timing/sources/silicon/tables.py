@@ -81,9 +81,8 @@ class Table:
         frame = _frame(self.path)
         missing = [column for column in columns if column not in frame.columns]
         if missing:
-            raise DataError(
-                f"has no column {missing[0]!r}.", where=str(self.path), fix="Install a newer aiconfigurator-core."
-            )
+            fix = "Install a newer aiconfigurator-core."
+            raise DataError(f"has no column {missing[0]!r}.", where=str(self.path), fix=fix)
         return frame
 
 
