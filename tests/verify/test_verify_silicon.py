@@ -333,6 +333,14 @@ def test_workers_apart_have_the_settings_of_their_recipe() -> None:
     assert found.disaggregation.link == "nvlink"
 
 
+def test_sglangs_ranks_of_workers_apart_are_drawn() -> None:
+    """`bootstrap_room % dp_size`, and a room is a random number. Workers without such ranks take turns."""
+    ranks = scenario_of(by_id("dsr1_gb300_sglang_fp8_disagg_8192x1024_c128_cfg505"))
+    whole = scenario_of(by_id("dsr1_gb200_sglang_fp8_disagg_1024x1024_c16_cfg227"))
+    assert (ranks.router.name, ranks.disaggregation.decode_router.name) == ("random", "random")
+    assert (whole.router.name, whole.disaggregation.decode_router.name) == ("round_robin", "round_robin")
+
+
 def test_dynamos_own_scripts_send_half_as_many_requests() -> None:
     """SGLang's of December 2025: five rounds after five of warm-up; srt-slurm's ten after two."""
     old = scenario_of(by_id("dsr1_gb200_sglang_fp8_disagg_1024x1024_c16_cfg227")).workload
