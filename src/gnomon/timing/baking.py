@@ -159,7 +159,7 @@ class _Oven:
             padded = np.broadcast_to(self._decode_tokens()[1:, None] / self.tokens_per_decode, rows.shape)
             kv, rows = kv * (rows / padded), padded
         return IterationTables(
-            token_s=np.ascontiguousarray(tokens[:, self._padding(self.max_tokens)]),
+            token_s=tokens.take(self._padding(self.max_tokens), axis=1),
             expert_s=self._stack(stages, "shared", group_tokens) if has_shared else none,
             prompt_s=self._stack(stages, "prompt_token", self.max_tokens) if has_prompts else none,
             sequence_s=self._stack(stages, "sequence", self.max_sequences),
@@ -234,13 +234,13 @@ class _Oven:
 
     def _padding(self, maximum: int) -> NDArray[np.int64]:
         """The count to which CUDA graphs pad each count of tokens (of decodes: sequences) up to `maximum`."""
-        at = np.arange(maximum + 1)
+        padded = np.arange(maximum + 1)
         captured = np.unique(np.array(self.timer.context.config.captured_sizes, int))
         captured = captured[captured <= maximum]
-        if captured.size == 0:
-            return at
-        padded = captured[np.minimum(np.searchsorted(captured, at), captured.size - 1)]
-        return np.where((at > 0) & (at <= captured[-1]), padded, at)
+        if captured.size:
+            inside = padded[1 : captured[-1] + 1]
+            inside[:] = captured[np.searchsorted(captured, inside)]
+        return padded
 
     def _measured(self, stages: list[list[Operator]]) -> Floats:
         """The largest sizes that every measured operator covers; see `IterationTables.measured`."""
