@@ -130,12 +130,17 @@ for name, changes in pickle.load(open({cases!r}, "rb")).items():
 pickle.dump(results, open({out!r}, "wb"))
 """
 
+SHORT = {
+    "num_requests": 25,
+    "rate": 80.0,
+    "lengths": {"distribution": "uniform", "prompt": [10, 200], "output": [1, 30]},
+}
 PARITY = {
-    **{f"policy {p}": {"batching": {"policy": p}, "workload": {"num_requests": 25}} for p in POLICIES},
-    **{f"router {r}": {"router": {"name": r}, "num_replicas": 3, "workload": {"num_requests": 25}} for r in ROUTERS},
+    **{f"policy {p}": {"batching": {"policy": p}, "workload": SHORT} for p in POLICIES},
+    **{f"router {r}": {"router": {"name": r}, "num_replicas": 3, "workload": SHORT} for r in ROUTERS},
     "pre-emption": {"replica": {"num_kv_blocks": 40}, "workload": {"num_requests": 25}},
-    "pipeline": {"replica": {"pipeline_parallel": 3}, "workload": {"num_requests": 25}},
-    "speculation": {"replica": {"speculative": {"num_tokens": 3}}, "workload": {"num_requests": 25}},
+    "pipeline": {"replica": {"pipeline_parallel": 3}, "workload": SHORT},
+    "speculation": {"replica": {"speculative": {"num_tokens": 3}}, "workload": SHORT},
     "closed loop": {
         "workload": {"num_requests": 25, "rate": None, "arrivals": {"process": "closed_loop", "concurrency": 4}}
     },

@@ -9,6 +9,7 @@ was met of late.
 import math
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from gnomon.core.arrays import Floats
 from gnomon.serving.autoscaling.controllers import View, controller
@@ -95,9 +96,10 @@ def _margin(view: View, expected: float, ahead_s: float) -> float:
     if due and due[-1] > 0:
         error = (view.now_s, view.arrival_rate / due[-1] - 1.0)
         memory["errors"] = [one for one in [*memory.get("errors", []), error] if one[0] > since_s]
-    errors = [one for _, one in memory.get("errors", [])]
+    errors = np.array([one for _, one in memory.get("errors", [])])
     if len(errors) < 6:
         return view.options["margin"]
-    together = max(1, round(ahead_s / view.interval_s))
-    means = [float(np.mean(errors[max(0, last - together) : last])) for last in range(1, len(errors) + 1)]
+    together = min(max(1, round(ahead_s / view.interval_s)), len(errors))
+    first = [errors[:count].mean() for count in range(1, together)]
+    means = np.concatenate([first, sliding_window_view(errors, together).mean(axis=1)])
     return max(0.0, float(np.quantile(means, np.clip(view.options["goal"], 0.0, 1.0))))
