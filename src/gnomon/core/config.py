@@ -52,7 +52,6 @@ def _with_names(text: str) -> str:
 
 @cache
 def _docs_in(module: str) -> dict[tuple[str, str], str]:
-    """Doc strings in a module, by class and field."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # A session without a file, or a program without its sources.
@@ -67,7 +66,6 @@ def _docs_in(module: str) -> dict[tuple[str, str], str]:
 
 
 def _classes(tree: ast.AST, prefix: str = "") -> list[tuple[str, ast.ClassDef]]:
-    """Every class in a tree with its qualified name."""
     found: list[tuple[str, ast.ClassDef]] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):

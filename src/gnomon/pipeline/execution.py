@@ -101,7 +101,6 @@ class StepGraph:
         """The last gathering or synchronisation of a rank that has links of their own."""
 
     def build(self) -> tuple[TaskGraph, list[Label]]:
-        """The tasks, and what they are."""
         tasks: list[tuple[Action, int]] = []
         for rank, actions in enumerate(self.schedule.ranks):
             ends = self._ends(rank)

@@ -31,7 +31,6 @@ class RankTime:
 
     @property
     def idle(self) -> float:
-        """The whole idle time."""
         return self.warm_up + self.dependency + self.communication + self.contention + self.cool_down
 
 
@@ -75,13 +74,11 @@ def idle_time(run: Run) -> list[RankTime]:
 
 
 def total(ranks: list[RankTime]) -> RankTime:
-    """All ranks together."""
     rows = [asdict(rank) for rank in ranks]
     return RankTime(**{name: sum(row[name] for row in rows) for name in rows[0]})
 
 
 def predecessors(run: Run) -> list[list[int]]:
-    """For every task those it waits for."""
     before: list[list[int]] = [[] for _ in run.labels]
     for task, (first, end) in enumerate(
         zip(run.graph.tasks.first_successor, run.graph.tasks.end_successor, strict=True)

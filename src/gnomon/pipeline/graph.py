@@ -46,11 +46,9 @@ class GraphBuilder:
         return len(self._rows) - 1
 
     def after(self, task: int, *predecessors: int) -> None:
-        """Let `task` wait for `predecessors`."""
         self._edges.extend((predecessor, task) for predecessor in predecessors)
 
     def build(self) -> TaskGraph:
-        """The arrays."""
         edges = np.array(self._edges, dtype=np.int64).reshape(-1, 2)
         edges = edges[np.argsort(edges[:, 0], kind="stable")]
         rows = np.searchsorted(edges[:, 0], np.arange(len(self._rows) + 1))

@@ -16,7 +16,6 @@ class Curve(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """The largest value."""
         return float(self.values.max(initial=0.0))
 
 

@@ -27,7 +27,6 @@ class Run:
 
     @property
     def total_time(self) -> float:
-        """The make-span."""
         return self.trace.total_time
 
     @property
@@ -46,7 +45,6 @@ class Run:
 
     @property
     def busy(self) -> Floats:
-        """Seconds of compute per rank."""
         tasks = self.trace.tasks
         return np.array([sum(tasks.end[k] - tasks.start[k] for k in numbers) for numbers in self.computes])
 

@@ -59,12 +59,10 @@ class Schedule:
 
     @cached_property
     def num_stages(self) -> int:
-        """Pieces the model is cut into."""
         return 1 + max(action.stage for _, action in self.passes())
 
     @cached_property
     def num_microbatches(self) -> int:
-        """Micro-batches of one training step."""
         return 1 + max(action.microbatch for _, action in self.passes())
 
     def passes(self) -> Iterator[tuple[int, Action]]:

@@ -125,12 +125,10 @@ class StepRecord:
 
     @property
     def memory(self) -> list[Curve]:
-        """What every rank holds, in micro-batches."""
         return micro_batches_held(self.run)
 
 
 def run_step(config: StepConfig) -> StepRecord:
-    """Assemble the step and run it."""
     config.check()
     if config.is_study:
         return StepRecord(config, simulate(config))
@@ -144,7 +142,6 @@ def run_step(config: StepConfig) -> StepRecord:
 
 
 def _assembled(config: StepConfig) -> tuple[Schedule, StepCosts]:
-    """The schedule and its costs."""
     name = config.schedule or "1f1b"
     plan = Plan(config.stages, config.n, config.chunks, memory_limit=config.memory_limit)
     if config.is_from_file:

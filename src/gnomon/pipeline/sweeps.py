@@ -114,7 +114,6 @@ class SweepConfig(Config):
 
     @property
     def _axes(self) -> dict[str, list[float]]:
-        """The values of every key."""
         given = {name: getattr(self, name) for name in KEYS}
         return {
             name: one.values() if isinstance(one, Range) else list(one) if isinstance(one, tuple) else [one]
@@ -123,7 +122,6 @@ class SweepConfig(Config):
 
     @property
     def num_configurations(self) -> int:
-        """How many configurations there are."""
         n, sync_freq, *others = self._axes.values()
         return sum(b <= a for a, b in itertools.product(n, sync_freq)) * math.prod(map(len, others))
 

@@ -212,7 +212,6 @@ class Costs:
 
     @cached_property
     def reshard_s(self) -> float:
-        """Seconds of a change of the actor's size."""
         given = self.config.transitions.reshard_s
         if given is not None:
             return given

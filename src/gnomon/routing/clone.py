@@ -74,7 +74,6 @@ def _loss(scorer: Scorer, batch: dict[str, Tensor], config: CloneConfig) -> Tens
 
 
 def _regret(log_p: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Cost beyond the best choice, expected under the policy."""
     return (log_p.exp() * batch["mask"] * batch["costs"]).sum(-1)
 
 

@@ -74,7 +74,6 @@ class Paired:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out zero."""
         return self.low > 0 or self.high < 0
 
 
@@ -91,7 +90,6 @@ class RouteComparison:
         return [getattr(row, figure) for row in self.rows if (row.scenario, row.router) == (scenario, router)]
 
     def mean(self, scenario: str, router: str, figure: str) -> float:
-        """Its mean over the seeds."""
         return fmean(self.values(scenario, router, figure))
 
     def against(self, scenario: str, router: str, baseline: str, figure: str = "e2e_mean_s") -> Paired:
@@ -108,11 +106,9 @@ class RouteComparison:
 
     @property
     def policies(self) -> list[str]:
-        """Names of the trained policies."""
         return [one.name for one in self.contenders if one.role == "policy"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             "contenders": [
                 {"name": one.name, "role": one.role, "router": one.router.model_dump(mode="json")}
@@ -290,7 +286,6 @@ class Goal:
 
     @property
     def words(self) -> str:
-        """The goal as a sentence."""
         names = {"e2e_mean_s": "mean E2E", "ttft_p99_s": "P99 TTFT"}
         size = f"at least {-self.limit:.0%} below" if self.limit < 0 else f"at most {self.limit:.0%} above"
         return f"{names[self.figure]} {size} {self.baseline}"

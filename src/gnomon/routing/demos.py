@@ -217,7 +217,6 @@ def collect(order: Collection) -> Demos:
 
 
 def _driver(order: Collection, random: np.random.Generator) -> Callable[[VectorClusters, Any, Any], Any]:
-    """Who acts."""
     if order.policy is None:
         heuristic = HeuristicTeacher(order.driver)
         return lambda clusters, rows, mask: heuristic.actions(clusters)

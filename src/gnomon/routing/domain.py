@@ -136,6 +136,4 @@ class Traffic(Protocol):
     """Blocks of the largest prefix cache; 0 for none."""
     blocks_per_request: int
 
-    def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
-        """A cluster with `num_decisions` arrivals after its warm-up."""
-        ...
+    def draw(self, num_decisions: int, random: np.random.Generator) -> Episode: ...

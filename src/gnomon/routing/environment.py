@@ -175,7 +175,6 @@ class VectorClusters:
         self._warm_up(self.many, engine, self.log, env, episode.warm_up)
 
     def _fill(self, env: int, episode: Episode, seed: int) -> None:
-        """Write an episode into the arrays of a lane."""
         requests, count = episode.requests, len(episode.requests)
         self._make_room_for_hashes(len(requests.prefix_hashes))
         many = self.many

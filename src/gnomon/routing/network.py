@@ -38,7 +38,6 @@ class Normalizer(nn.Module):  # type: ignore[misc]
         self.std.copy_(torch.from_numpy(np.maximum(rows.std(0), MIN_STD)))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """The normalised rows."""
         return ((rows - self.mean) / self.std).clamp(-CLIP, CLIP)
 
 

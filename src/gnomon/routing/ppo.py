@@ -254,7 +254,6 @@ class Trainer:
         return copy.deepcopy({**modules, **counts, **others, **kept})
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`, exactly."""
         for name in ("scorer", "critic", "reference"):
             getattr(self, name).load_state_dict(state[name], strict=True)
         self.optimizer.load_state_dict(state["optimizer"])
@@ -264,12 +263,10 @@ class Trainer:
         self.alarm.strikes = state["strikes"]
 
     def train(self) -> Iterator[dict[str, float]]:
-        """Run the updates that are left; yields the metrics of each."""
         while self.update < self.config.updates:
             yield self.one_update()
 
     def one_update(self) -> dict[str, float]:
-        """Collect, learn, report."""
         c, began = self.config, time.perf_counter()
         traces = _number(self.seed, "traces", self.update)
         e = collect(self.clusters, self.scorer, self.critic, self.generator, c.steps, traces)

@@ -76,7 +76,6 @@ class MetricsLog:
             write_frame(self.path.with_suffix(".parquet"), pl.DataFrame(self.rows, infer_schema_length=None))
 
     def add(self, metrics: dict[str, float]) -> None:
-        """Write the metrics of one update."""
         for name in SCALARS.keys() & metrics.keys():
             self.board.add_scalar(name, metrics[name], int(metrics["update"]))
         row = {name: metrics.get(name) for name in COLUMNS}
@@ -94,7 +93,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> str:
-    """A table as text."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()

@@ -58,7 +58,6 @@ class SuiteVerdict:
 
     @property
     def sentence(self) -> str:
-        """What was asked, and what came out."""
         goal, number = self.goal, len(self.cells)
         worst = max(self.cells, key=lambda one: one.worse.mean)
         side = "below" if goal.more_is_better else "above"

@@ -101,7 +101,6 @@ class RandomTraffic:
         self.blocks_per_request = SESSION_TOKENS // BLOCK_TOKENS + 2
 
     def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
-        """A cluster with `num_decisions` arrivals after its warm-up."""
         domain = self.domain
         warm_up = int(random.integers(*domain.warm_up, endpoint=True))
         has_sessions = random.random() < domain.session_share

@@ -37,7 +37,6 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """All tokens of the iteration."""
         return self.prefill + self.decode
 
     @property

@@ -41,7 +41,6 @@ class Timer:
         self.beyond: dict[str, str] = {}
 
     def operators(self, stage: int) -> list[Operator]:
-        """What one rank of a stage runs."""
         return self.context.operators(stage)
 
     def seconds(self, operator: Operator, *sizes: Floats) -> Floats:

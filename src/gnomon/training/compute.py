@@ -36,13 +36,11 @@ class Pass:
     """Of the forward, on one GPU."""
 
     def add(self, part: str, forward: float, input_grad: float = 0.0, weight_grad: float = 0.0) -> None:
-        """Add to a part."""
         for where, seconds in ((self.forward, forward), (self.input_grad, input_grad), (self.weight_grad, weight_grad)):
             if seconds:
                 where[part] = where.get(part, 0.0) + seconds
 
     def plus(self, other: Pass, times: float = 1.0) -> None:
-        """Add all of another, several times."""
         for part in {*other.forward, *other.input_grad, *other.weight_grad}:
             values = (where.get(part, 0.0) for where in (other.forward, other.input_grad, other.weight_grad))
             self.add(part, *(times * value for value in values))
@@ -50,12 +48,10 @@ class Pass:
 
     @property
     def forward_s(self) -> float:
-        """Of the forward."""
         return sum(self.forward.values())
 
     @property
     def backward_s(self) -> float:
-        """Of both gradients."""
         return sum(self.input_grad.values()) + sum(self.weight_grad.values())
 
 
@@ -77,7 +73,6 @@ class Compute:
         self.is_eager = not config.compile and config.framework != "megatron"
 
     def layer(self, kind: LayerKind) -> Pass:
-        """One layer."""
         made = Pass()
         for operator in layer_operators(self.config, self.model, kind):
             for _ in range(operator.count):

@@ -103,7 +103,6 @@ class TrainConfig(Config):
 
     @property
     def shape(self) -> Model:
-        """The model."""
         return catalog.model(self.model)
 
     @property
@@ -118,7 +117,6 @@ class TrainConfig(Config):
 
     @property
     def copy_gpus(self) -> int:
-        """GPUs of one data-parallel rank."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
@@ -128,20 +126,17 @@ class TrainConfig(Config):
 
     @property
     def schedule_name(self) -> str:
-        """The order of passes."""
         if self.pipeline_parallel == 1:
             return "1f1b"
         return self.schedule or ("interleaved" if self.virtual_stages > 1 else "1f1b")
 
     @property
     def num_stages(self) -> int:
-        """Pieces of the model."""
         spec = SCHEDULES[self.schedule_name]
         return self.pipeline_parallel * (self.virtual_stages if spec.takes_chunks else spec.stages_per_rank)
 
     @property
     def batch_size(self) -> int:
-        """Sequences per step."""
         return self.batch or self.data_parallel * self.micro_batch * self.pipeline_parallel
 
     @property
@@ -156,7 +151,6 @@ class TrainConfig(Config):
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all GPUs."""
         return self.batch_size * self.sequence
 
     @property

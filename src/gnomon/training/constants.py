@@ -30,7 +30,6 @@ class Section(dict[str, Any]):
 
 @cache
 def constants() -> Section:
-    """Those that come with Gnomon."""
     return _sections(own_yaml(FILE))
 
 

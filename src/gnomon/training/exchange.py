@@ -27,12 +27,10 @@ class Exchange:
 
     @property
     def tensor(self) -> Group:
-        """GPUs that share every layer."""
         return Group(range(self.config.tensor_parallel))
 
     @property
     def context(self) -> Group:
-        """GPUs that share every sequence."""
         c = self.config
         return Group(range(0, c.context_parallel * c.tensor_parallel, c.tensor_parallel), copies=c.tensor_parallel)
 
@@ -43,11 +41,9 @@ class Exchange:
         return Group(range(0, self.config.expert_parallel * step, step), copies=step)
 
     def replicas(self, ranks: int, apart: int) -> Group:
-        """GPUs that hold the same weights."""
         return Group(range(0, ranks * apart, apart), copies=apart)
 
     def seconds(self, collective: Collective, num_bytes: float, group: Group) -> float:
-        """Of one collective."""
         return float(collective_s(collective, np.array([num_bytes]), group, self.node)[0])
 
     # Inside a layer

@@ -56,7 +56,6 @@ class Memory:
 
     @property
     def peak_bytes(self) -> float:
-        """What the allocator has to hold."""
         return sum(self.parts.values())
 
     @property
@@ -67,17 +66,14 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
         return self.reserved_bytes <= self.device_bytes
 
     @property
     def words(self) -> str:
-        """The parts in words."""
         return ", ".join(f"{name} {size / GB:.1f}" for name, size in self.parts.items() if size > 0.05 * GB)
 
 
 def memory_of(config: TrainConfig) -> Memory:
-    """The memory of a checked configuration."""
     device = catalog.device(config.device)
     known: dict[tuple[Stage, ...], RankBytes] = {}
     ranks = []
@@ -125,13 +121,11 @@ class RankBytes:
 
 
 def stages_at(config: TrainConfig, rank: int) -> dict[int, Stage]:
-    """The stages of a pipeline rank."""
     stages = stages_of(config.shape, config.num_stages)
     return {at: stages[at] for at in stages_of_rank(config, rank)}
 
 
 def rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
-    """Of a checked configuration's rank with these stages."""
     model = config.shape
     parameters = parameters_of(config, mine.values())
     whole = Parameters(*(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters")))
@@ -180,7 +174,6 @@ class MemoryCurve:
 
     @property
     def total(self) -> Floats:
-        """All parts."""
         return np.sum(list(self.parts.values()), axis=0)
 
 

@@ -60,7 +60,6 @@ class TrainPlan:
 
     @property
     def winner(self) -> TrainStep:
-        """The fastest."""
         return self.best[0]
 
 

@@ -34,7 +34,6 @@ class Stage:
 
     @property
     def num_layers(self) -> int:
-        """Layers of all kinds."""
         return sum(count for _, count in self.kinds)
 
 
@@ -110,7 +109,6 @@ class Parameters:
 
     @property
     def total(self) -> float:
-        """All."""
         return self.dense + self.experts
 
 

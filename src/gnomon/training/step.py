@@ -60,17 +60,14 @@ class TrainStep:
 
     @property
     def tokens_per_s(self) -> float:
-        """Over all GPUs."""
         return self.config.tokens_per_step / self.step_s
 
     @property
     def tokens_per_gpu_s(self) -> float:
-        """Per GPU."""
         return self.tokens_per_s / self.config.gpus
 
     @property
     def flops_per_gpu_s(self) -> float:
-        """Model FLOP/s of each GPU."""
         return self.flops / self.step_s / self.config.gpus
 
     @property
@@ -80,7 +77,6 @@ class TrainStep:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest GPU holds its share."""
         return self.memory.fits
 
     def check(self) -> TrainStep:

@@ -81,17 +81,14 @@ class Stages(Process):
 
     @property
     def sizes(self) -> list[int]:
-        """Requests of every stage."""
         return [max(1, round(rate * seconds)) for rate, seconds in self.stages]
 
     @property
     def num_requests(self) -> int:
-        """Of all stages."""
         return sum(self.sizes)
 
     @property
     def names(self) -> list[str]:
-        """What every stage is called."""
         return [f"stage {i}: {rate:g}/s" for i, (rate, _) in enumerate(self.stages, start=1)]
 
 

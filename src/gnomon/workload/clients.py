@@ -103,7 +103,6 @@ class ClientConfig(Config):
 
 
 def clients() -> dict[str, Client]:
-    """Every built-in client by its name."""
     return {name: CLIENTS[name] for name in CLIENTS.names}
 
 

@@ -33,7 +33,6 @@ def describe(requests: Requests) -> dict[str, Any]:
 
 
 def percentile_rows(requests: Requests) -> list[dict[str, Any]]:
-    """Mean and percentiles of lengths, P:D ratios and gaps."""
     series: dict[str, Any] = {
         "prompt tokens": requests.prompt_tokens,
         "output tokens": requests.output_tokens,

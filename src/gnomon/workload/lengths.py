@@ -59,7 +59,6 @@ class Fixed(Drawable):
     """Output tokens."""
 
     def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-        """All alike."""
         return np.full(num_requests, self.prompt, np.int32), np.full(num_requests, self.output, np.int32)
 
 
@@ -86,7 +85,6 @@ class Uniform(Drawable):
         return self
 
     def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-        """Prompts and outputs each, or totals that the ratio splits."""
         random = stream(seed, "prompt lengths")
         if self.total is not None and self.prompt_to_output is not None:
             return split(random.integers(*self.total, num_requests, endpoint=True), self.prompt_to_output)
@@ -115,7 +113,6 @@ class Zipf(Drawable):
         return self
 
     def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-        """By cumulated probabilities."""
         low, high = self.total
         values = np.arange(low, high + 1)
         if self.scramble:
@@ -147,7 +144,6 @@ class Lognormal(Drawable):
         return self
 
     def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-        """By normal scores."""
         prompt, output = normal_scores(num_requests, seed, self.rank_correlation)
         return (
             tokens(self.prompt_median * (self.prompt_p90 / self.prompt_median) ** (prompt / Z90)),
@@ -165,7 +161,6 @@ class Normal(Drawable):
     """Output tokens: mean, standard deviation, least, most."""
 
     def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-        """By normal scores, cut."""
         scores = zip((self.prompt, self.output), normal_scores(num_requests, seed, 0.0), strict=True)
         prompt, output = (tokens(np.clip(mean + std * z, low, high)) for (mean, std, low, high), z in scores)
         return prompt, output
@@ -213,7 +208,6 @@ class Mixture(Drawable):
     """Kinds of request, each with its share and its lengths."""
 
     def draw(self, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-        """Every request from one of the parts, chosen by their shares."""
         cumulated = np.cumsum([part.share for part in self.parts])
         draws = stream(seed, "mixture").random(num_requests) * cumulated[-1]
         chosen = np.searchsorted(cumulated, draws, side="right")

@@ -50,12 +50,10 @@ PRESETS = Library("workload preset", Path(__file__).parent / "presets_data", Pre
 
 
 def preset_names() -> list[str]:
-    """The presets that are built in."""
     return PRESETS.names
 
 
 def presets() -> dict[str, Preset]:
-    """Every built-in preset by its name."""
     return {name: PRESETS[name] for name in PRESETS.names}
 
 
@@ -65,7 +63,6 @@ def preset(name: str) -> Preset:
 
 
 def preset_lengths(chosen: Preset, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
-    """Draw pairs of lengths from a preset."""
     prompt_score, output_score = normal_scores(num_requests, seed, chosen.rank_correlation)
     output = np.minimum(marginal(chosen.output, output_score), chosen.max_tokens - 1)
     prompt = np.minimum(marginal(chosen.prompt, prompt_score), chosen.max_tokens - output)
@@ -121,7 +118,6 @@ def quality(preset: Preset, prompt: Tokens, output: Tokens, num_draws: int = 200
 
 
 def statistics(lengths: Tokens) -> Mapping[str, float]:
-    """Mean and percentiles."""
     return {
         "mean": round(float(lengths.mean()), 1),
         **{f"p{q}": float(np.percentile(lengths, q)) for q in PERCENTILES},

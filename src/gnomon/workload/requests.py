@@ -127,11 +127,9 @@ class Requests:
 
     @property
     def total_tokens(self) -> NDArray[np.int32]:
-        """Prompt plus output tokens of every request."""
         return self.prompt_tokens + self.output_tokens
 
     def prefix(self, index: int) -> NDArray[np.int64]:
-        """The block hashes of one request."""
         return self.prefix_hashes[self.prefix_offsets[index] : self.prefix_offsets[index + 1]]
 
     def take(self, index: NDArray[np.int64], *, whole_sessions: bool = False) -> Requests:

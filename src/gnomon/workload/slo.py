@@ -43,7 +43,6 @@ class SloConfig(Config):
 
     @property
     def is_given(self) -> bool:
-        """Whether there is anything to meet."""
         return any(target is not None for target in (self.ttft_s, self.tpot_s, self.e2e_s))
 
 

@@ -35,7 +35,6 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The file's columns."""
         return [name for name in self.frame.columns if name != LINE]
 
     def numbers(self, column: str, least: float = -np.inf) -> NDArray[np.float64]:

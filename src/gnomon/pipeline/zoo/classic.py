@@ -7,7 +7,6 @@ from gnomon.pipeline.zoo.plan import Plan, built_in
 
 @built_in("gpipe")
 def gpipe(plan: Plan) -> Schedule:
-    """All forwards, then all backwards."""
     count = range(plan.microbatches)
     return Schedule(
         "gpipe",

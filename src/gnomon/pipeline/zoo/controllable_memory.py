@@ -59,7 +59,6 @@ class _Slots:
         return slots
 
     def memory(self, rank: int, length: int) -> Ints:
-        """Activations held in every slot."""
         change = np.zeros(length + 1, dtype=np.int64)
         np.add.at(change, self.at[rank, :2].ravel(), 1)
         np.subtract.at(change, np.array(self.weights[rank]), 1)

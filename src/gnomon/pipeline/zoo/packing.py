@@ -84,11 +84,9 @@ class Timeline:
             self.put_off[rank].append(Action("W", action.stage, microbatch))
 
     def put_weights(self, rank: int) -> None:
-        """Append the oldest weight gradient that was put off."""
         self._append(rank, self.put_off[rank].popleft(), self.clock[rank])
 
     def put_all_weights(self, rank: int) -> None:
-        """Append every weight gradient that was put off."""
         while self.put_off[rank]:
             self.put_weights(rank)
 

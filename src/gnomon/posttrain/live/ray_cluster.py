@@ -34,12 +34,10 @@ class Generator:
         self._token_s, self._running = token_s, dict[int, float]()
 
     def submit(self, sequences: list[Sequence]) -> None:
-        """Take these on."""
         now = time.monotonic()
         self._running |= {number: now + left * self._token_s for number, left in sequences}
 
     def finished(self) -> list[int]:
-        """Sequences that have ended since the last call."""
         now = time.monotonic()
         ended = [number for number, end in self._running.items() if end <= now]
         for number in ended:
@@ -47,7 +45,6 @@ class Generator:
         return ended
 
     def withdraw(self) -> list[Sequence]:
-        """Give up what is not finished."""
         now, left = time.monotonic(), self._running
         self._running = {}
         return [(number, max(0.0, end - now) / self._token_s) for number, end in left.items()]
@@ -57,7 +54,6 @@ class Scorer:
     """One copy of the inference component."""
 
     def score(self, group: int, score_s: float) -> int:
-        """Log-probabilities of one group."""
         time.sleep(score_s)
         return group
 
@@ -66,7 +62,6 @@ class Trainer:
     """The actor's group."""
 
     def train(self, groups: int, num_gpus: int, train_s: float) -> int:
-        """One mini-batch."""
         time.sleep(groups * train_s / num_gpus)
         return groups
 
@@ -245,7 +240,6 @@ class LiveRun:
         self._inference = gpus
 
     def _stop(self, leave: tuple[int, ...]) -> list[int]:
-        """These instances give up their sequences and their GPUs."""
         self._collect()
         moved = []
         for one in leave:

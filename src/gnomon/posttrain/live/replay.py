@@ -26,11 +26,9 @@ class Replayed:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is the recorded answer."""
         return self.recorded is None or self.actions == self.recorded
 
     def to_list(self) -> Any:
-        """The answer as plain data."""
         return write_actions(self.actions)
 
 

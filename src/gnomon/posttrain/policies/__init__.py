@@ -34,7 +34,6 @@ class Policy(Config):
 
     @property
     def name(self) -> str:
-        """The name under which it is registered."""
         return self.spec.name
 
     @property

@@ -79,12 +79,10 @@ class Elastic(Policy):
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """By its flags."""
         flags = {"actor": self.use_pre_process_policy, "inference": self.lend_inference}
         return tuple(component for component, is_lent in flags.items() if is_lent)
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """See the rules in the documentation."""
         match snapshot.point:
             case "start":
                 return [Submit(groups=snapshot.groups_needed, balance=self.balance), *self._start(snapshot)]

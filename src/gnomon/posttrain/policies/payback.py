@@ -55,7 +55,6 @@ class AtBoundaries(Policy):
     """Starts side by side, and may change that at the boundaries of mini-batches; at the last one the step ends."""
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """By the point at which it is asked."""
         if snapshot.point == "start":
             return side_by_side(snapshot)
         if snapshot.point != "boundary":

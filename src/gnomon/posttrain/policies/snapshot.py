@@ -152,15 +152,12 @@ _ACTIONS: TypeAdapter[Actions] = TypeAdapter(list[Action])
 
 
 def read_snapshot(data: dict[str, Any], where: str | None = None) -> Snapshot:
-    """From JSON; the error names the place."""
     return build(Snapshot, data, where=where)
 
 
 def read_actions(data: Any) -> Actions:
-    """From JSON."""
     return _ACTIONS.validate_python(data)
 
 
 def write_actions(actions: Actions) -> list[dict[str, Any]]:
-    """For JSON."""
     return [action.model_dump(mode="json") for action in actions]

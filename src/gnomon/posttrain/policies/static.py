@@ -5,7 +5,6 @@ from gnomon.posttrain.policies.snapshot import Actions, Finish, Scale, Snapshot,
 
 
 def side_by_side(snapshot: Snapshot) -> Actions:
-    """Every component on its own GPUs."""
     initial = snapshot.initial
     actions: Actions = [Scale(component="rollout", gpus=initial["rollout"])]
     if snapshot.inference_gpus:
@@ -18,7 +17,6 @@ class Disaggregated(Policy):
     """A static pipeline: groups stream from rollout through inference to the actor."""
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """Only the start needs anything."""
         return side_by_side(snapshot) if snapshot.point == "start" else []
 
 
@@ -30,7 +28,6 @@ class Colocated(Policy):
     """Deal by true lengths (for the clairvoyant bound)."""
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """The next turn, when the last one is over."""
         if snapshot.point == "start":
             return [
                 Submit(groups=snapshot.groups_needed, balance=self.balance),

@@ -20,7 +20,6 @@ class Switching(Policy):
 
     @property
     def lent(self) -> tuple[str, ...]:
-        """The actor's."""
         return ("actor",)
 
     def adapted(self, snapshot: Snapshot) -> float:
@@ -36,12 +35,10 @@ class Switching(Policy):
         return ratio
 
     def threshold(self, snapshot: Snapshot) -> int:
-        """Groups with which training begins."""
         minibatch = snapshot.groups_needed // snapshot.num_minibatches
         return max(minibatch, min(round(self.adapted(snapshot) * snapshot.groups_needed), snapshot.groups_needed))
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """At the start, and at checks until the actor has its GPUs."""
         initial = snapshot.initial
         if snapshot.point == "start":
             helped = side_by_side(snapshot)[:-1]

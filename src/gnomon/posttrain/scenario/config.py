@@ -49,7 +49,6 @@ class ClusterConfig(Config):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the cluster."""
         return self.num_nodes * self.gpus_per_node
 
 
@@ -68,7 +67,6 @@ class ComponentConfig(Config):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one copy."""
         return self.tensor_parallel * self.pipeline_parallel
 
 
@@ -104,12 +102,10 @@ class RolloutConfig(ComponentConfig):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one instance."""
         return super().num_gpus * self.data_parallel
 
     @property
     def max_running(self) -> int:
-        """Sequences that one instance runs at once."""
         return self.max_running_requests * self.data_parallel
 
 
@@ -134,7 +130,6 @@ class TrainingConfig(ComponentConfig):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one copy."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
 
@@ -235,7 +230,6 @@ class AlgorithmConfig(Config):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one step."""
         return self.rollout_batch_size * self.group_size
 
 

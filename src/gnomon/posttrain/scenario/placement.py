@@ -21,7 +21,6 @@ class Placement:
         return len({*self.actor, *self.rollout, *self.inference}) < sum(map(len, self.by_name().values()))
 
     def by_name(self) -> dict[str, tuple[int, ...]]:
-        """Components in the scheduler's order."""
         return {"actor": self.actor, "rollout": self.rollout, "inference": self.inference}
 
 

@@ -213,7 +213,6 @@ class Ownership:
         return self._owner[gpu]
 
     def of(self, owner: str) -> tuple[int, ...]:
-        """The GPUs of one owner."""
         return tuple(gpu for gpu, name in enumerate(self._owner) if name == owner)
 
     def hand_over(
@@ -239,7 +238,6 @@ class Ownership:
         self._owner[gpu], self._since[gpu] = owner, when
 
     def close(self, end_s: float) -> None:
-        """The step is over."""
         for gpu in range(len(self._owner)):
             self._change(gpu, "free", end_s)
 
@@ -262,7 +260,6 @@ class InferenceQueue:
         self._busy_s = 0.0
 
     def start(self, copies: list[tuple[int, ...]], now: float) -> None:
-        """It has these GPUs from `now` on."""
         self._gpus = copies
         self._copies = [(now, number) for number in range(len(copies))]
         heapq.heapify(self._copies)
@@ -282,7 +279,6 @@ class InferenceQueue:
             self.add(group, tokens, done_s)
 
     def stop(self) -> None:
-        """It gives its GPUs back."""
         self._copies, self._gpus = [], []
 
     def add(self, group: int, tokens: Ints, done_s: float) -> None:

@@ -97,7 +97,6 @@ class StepRecord:
 
     @property
     def tokens_s(self) -> float:
-        """Tokens trained per second of the step."""
         return self.tokens_trained / self.duration_s if self.duration_s > 0 else 0.0
 
     def seconds_of(self, component: str) -> float:
@@ -194,22 +193,18 @@ class RunRecord:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader is told beside the figures."""
         return [f"The {self.policy} follows {self.follows}."] if self.follows else []
 
     @property
     def duration_s(self) -> float:
-        """Seconds of all steps."""
         return sum(step.duration_s for step in self.steps)
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step."""
         return self.duration_s / len(self.steps)
 
     @property
     def tokens_s(self) -> float:
-        """Tokens trained per second."""
         return sum(step.tokens_trained for step in self.steps) / self.duration_s
 
     def shares(self) -> dict[str, float]:
@@ -242,7 +237,6 @@ class RunRecord:
 
     @property
     def num_dropped(self) -> int:
-        """Groups that became too old."""
         return sum(step.num_dropped for step in self.steps)
 
     def allocation(self) -> tuple[tuple[frozenset[Span], int], ...]:

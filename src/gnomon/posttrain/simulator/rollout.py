@@ -147,7 +147,6 @@ class Rollouts:
         self._submit(self._fleet, self._engine, self._log, ids[order], ranks[order], now)
 
     def advance(self, until: float) -> None:
-        """Let every instance run up to `until`."""
         self._advance(self._fleet, self._engine, self._log, until)
 
     def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
@@ -167,7 +166,6 @@ class Rollouts:
 
     @property
     def num_finished(self) -> int:
-        """Sequences that are complete."""
         return int(self._replicas["num_finished"].sum())
 
     def generated(self, ids: Ints) -> Ints:
@@ -186,7 +184,6 @@ class Rollouts:
 
     @property
     def kv_use(self) -> Floats:
-        """Share of each instance's KV blocks in use."""
         free = self._replicas["free_blocks"] / self._replicas["num_blocks"]
         return np.asarray(1.0 - free.reshape(-1, self._ranks).mean(axis=1))
 
@@ -202,7 +199,6 @@ class Rollouts:
 
     @property
     def num_preemptions(self) -> int:
-        """For want of KV blocks."""
         return int(self._replicas["num_preemptions"].sum())
 
 
@@ -314,6 +310,5 @@ class PromptQueue:
             self._rollouts.submit(np.concatenate(parts), np.concatenate(targets), now)
 
     def clear(self) -> None:
-        """Nobody will generate the rest in this step."""
         self._waiting.clear()
         self.num_sequences = 0

@@ -62,7 +62,6 @@ class StepState:
 
     @property
     def num_trained(self) -> int:
-        """Groups in the mini-batches so far."""
         return self.per_minibatch * len(self.trained)
 
     @property

@@ -26,7 +26,6 @@ class Step(StepState):
     """Runs one step of a policy."""
 
     def run(self) -> StepRecord:
-        """From the weight sync to the last mini-batch."""
         a, rollout = self.config.algorithm, len(self.placement.rollout)
         self.is_synced = self.record.number % a.sync_every == 0
         self.now = self.costs.sync_s(self.has_inference, rollout) if self.is_synced else 0.0

@@ -134,7 +134,6 @@ class TurnRollouts(Rollouts):
 
     @property
     def num_finished(self) -> int:
-        """Sequences that are complete."""
         return int(np.isfinite(self._ends_s).sum())
 
     def generated(self, ids: Ints) -> Ints:

@@ -45,12 +45,10 @@ class Planned:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step."""
         return sum(step.duration_s for step in self.steps) / len(self.steps)
 
     @property
     def samples_s(self) -> float:
-        """Sequences trained per second."""
         return self.config.algorithm.num_sequences / self.step_s
 
     @property
@@ -74,7 +72,6 @@ class Planned:
         return {"rollout": "generation", "actor": "training"}[min(bubbles, key=lambda name: bubbles[name])]
 
     def row(self) -> dict[str, Any]:
-        """In figures."""
         c, sizes = self.config, placement_of(self.config)
         named = {"TP": c.actor.tensor_parallel, "PP": c.actor.pipeline_parallel, "EP": c.actor.expert_parallel}
         degrees = ", ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1 or name == "TP")

@@ -51,7 +51,6 @@ class Calibrated:
 
     @property
     def efficiencies(self) -> dict[str, float]:
-        """Of each component."""
         return {name: getattr(self.config, name).efficiency for name in ("rollout", "inference", "actor")}
 
 
@@ -94,6 +93,5 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
 
 
 def with_efficiencies(config: Posttrain, **given: float) -> Posttrain:
-    """A configuration with other efficiencies of components."""
     parts = {name: getattr(config, name).model_copy(update={"efficiency": share}) for name, share in given.items()}
     return config.model_copy(update=parts)

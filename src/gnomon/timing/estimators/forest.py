@@ -36,7 +36,6 @@ class Forest:
 
     @property
     def chosen(self) -> dict[str, int]:
-        """The settings of the trained forest."""
         return {name: self._model.get_params()[name] for name in SETTINGS}
 
     def fit(self, x: Floats, y: Floats) -> Forest:
@@ -69,7 +68,6 @@ class Forest:
         return RandomForestRegressor(n_estimators=NUM_TREES, random_state=0).fit(x, y)
 
     def predict(self, x: Floats) -> Floats:
-        """The mean over the trees."""
         return np.asarray(self._model.predict(x), dtype=float)
 
 

@@ -55,5 +55,4 @@ def unshuffled(make: Callable[[], Estimator], x: Floats, y: Floats) -> HeldOut:
 
 
 def summary(errors: Floats) -> HeldOut:
-    """Median and mean."""
     return HeldOut(float(np.median(errors)), float(np.mean(errors)))

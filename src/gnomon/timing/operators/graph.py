@@ -60,7 +60,6 @@ def _embedding(parts: Parts) -> Iterator[Operator]:
 
 
 def _head(parts: Parts, sampler: SamplerConfig) -> Iterator[Operator]:
-    """Last norm, head and sampler."""
     m, ranks = parts.model, parts.ranks
     vocab = -(-m.vocab_size // ranks)
     yield parts.move("final_norm", 4 * m.hidden_size)

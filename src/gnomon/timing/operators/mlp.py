@@ -8,7 +8,6 @@ from gnomon.timing.operators.work import ACTIVATION_BYTES, Collective, Communica
 
 
 def mlp_operators(parts: Parts) -> Iterator[Operator]:
-    """A dense MLP with its norm and all-reduce."""
     m = parts.model
     ffn, ups = m.ffn_size // parts.ranks, m.num_projections - 1
     if not m.parallel_attention:

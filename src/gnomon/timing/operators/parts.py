@@ -30,7 +30,6 @@ class Parts:
         return self.parallelism.tensor_parallel
 
     def gemm(self, name: str, n: int, k: int, group: WeightGroup, kind: Kind = "token") -> Operator:
-        """A product with the weights of a group."""
         return Operator(name, kind, 1, Gemm(n, k, self.formats[group]))
 
     def move(self, name: str, elements: float, *, fused: bool = False) -> Operator:

@@ -61,7 +61,6 @@ class Sampling:
     sorts_below: int = 0
 
     def flops(self, rows: Floats) -> Floats:
-        """Not counted."""
         return np.zeros_like(rows)
 
     def bytes(self, rows: Floats) -> Floats:
@@ -104,7 +103,6 @@ def _scale(method: Method, on: Device) -> float:
 
 
 def sampling_steps(sampler: SamplerConfig, vocabulary: int) -> Iterator[tuple[str, Sampling]]:
-    """The steps of choosing tokens by name, in order."""
     if sampler.penalties == "recount":
         yield "penalties", Sampling("penalties", vocabulary)
     if sampler.filter:

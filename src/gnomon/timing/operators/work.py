@@ -50,7 +50,6 @@ class Gemm:
     """Products of this shape side by side, each with its own weights: one per head."""
 
     def flops(self, rows: Floats) -> Floats:
-        """Multiplications and additions."""
         return 2.0 * rows * self.batch * self.n * self.k
 
     def bytes(self, rows: Floats) -> Floats:
@@ -67,11 +66,9 @@ class Elementwise:
     """Bytes read and written per token (or sequence)."""
 
     def flops(self, rows: Floats) -> Floats:
-        """Not counted."""
         return np.zeros_like(rows)
 
     def bytes(self, rows: Floats) -> Floats:
-        """Bytes read and written."""
         return rows * self.bytes_each
 
 
@@ -104,7 +101,6 @@ class Experts:
         return tokens * self.per_token * busiest * self.num_local / self.num_experts
 
     def flops(self, tokens: Floats) -> Floats:
-        """Multiplications and additions."""
         return 2.0 * self.routed(tokens) * self.projections * self.hidden * self.ffn
 
     def bytes(self, tokens: Floats) -> Floats:
@@ -169,11 +165,9 @@ class Decode(Attention):
     """Attention of one new token per sequence."""
 
     def flops(self, sequences: Floats, kv: Floats) -> Floats:
-        """Every sequence meets its own KV."""
         return self.flops_per_pair * sequences * self.seen(kv)
 
     def bytes(self, sequences: Floats, kv: Floats) -> Floats:
-        """Every sequence reads its own KV."""
         return sequences * (self.seen(kv) * self.kv_bytes + self.io_bytes)
 
 
@@ -182,11 +176,9 @@ class Mixed(Attention):
     """A chunk and some decodes in one kernel."""
 
     def flops(self, chunk: Floats, kv: Floats, sequences: Floats, decode_kv: Floats) -> Floats:
-        """Both parts."""
         return self.flops_per_pair * (self.pairs(chunk, kv) + sequences * self.seen(decode_kv))
 
     def bytes(self, chunk: Floats, kv: Floats, sequences: Floats, decode_kv: Floats) -> Floats:
-        """Both parts."""
         read = chunk + self.seen(kv) + sequences * self.seen(decode_kv)
         return (chunk + sequences) * self.io_bytes + read * self.kv_bytes
 
@@ -233,11 +225,9 @@ class Communication:
     per: Literal["token", "sequence"] = "token"
 
     def flops(self, num_bytes: Floats) -> Floats:
-        """None."""
         return np.zeros_like(num_bytes)
 
     def bytes(self, num_bytes: Floats) -> Floats:
-        """The message itself."""
         return num_bytes
 
 
@@ -277,7 +267,6 @@ class Operator:
     """Runs beside the routed experts on a second stream, while tokens are few."""
 
     def flops(self, *sizes: Floats) -> Floats:
-        """FLOPs of one call."""
         return self.work.flops(*sizes)
 
     def bytes(self, *sizes: Floats) -> Floats:

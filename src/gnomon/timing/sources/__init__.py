@@ -74,7 +74,6 @@ class Context:
 
     @property
     def kv_dtype(self) -> str:
-        """The number format of the KV cache."""
         return self.model.kv_precision(self.config.kv_dtype, self.config.dtype)
 
     @property

@@ -132,7 +132,6 @@ class Roofline:
         return self.device.roofline_error
 
     def skew(self, decodes: Floats) -> Floats | None:
-        """No effect: bytes are bytes."""
         return None
 
     def gemm_s(self, work: Gemm, rows: Floats) -> Floats:

@@ -83,7 +83,6 @@ class Columns:
         return self._numbers(name) if name in self.frame.columns else np.zeros(self.frame.height)
 
     def texts(self, name: str) -> NDArray[np.str_]:
-        """A column of words."""
         self.require(name)
         return np.asarray(self.frame[name].cast(pl.String).fill_null("").to_list(), dtype=np.str_)
 
@@ -92,11 +91,9 @@ class Columns:
         return name in self.frame.columns and self.frame[name].null_count() < self.frame.height
 
     def where(self, mask: NDArray[np.bool_]) -> Columns:
-        """Some of the rows."""
         return Columns(self.path, self.frame.filter(pl.Series(mask)))
 
     def require(self, *names: str) -> None:
-        """Refuse a file that lacks a column."""
         for name in names:
             if name not in self.frame.columns:
                 near = nearest(name, self.frame.columns)

@@ -29,7 +29,6 @@ class Fixed:
     formula: Formula
 
     def fitted(self, x: Floats, y: Floats) -> Formula:
-        """The formula itself."""
         return self.formula
 
 

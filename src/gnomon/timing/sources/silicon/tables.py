@@ -55,12 +55,10 @@ class Table:
 
     @property
     def engine(self) -> str:
-        """The engine it was measured in."""
         return self.path.parent.parent.name
 
     @property
     def version(self) -> str:
-        """The engine's version."""
         return self.path.parent.name
 
     @property
