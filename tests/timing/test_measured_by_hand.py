@@ -167,11 +167,15 @@ def test_points_that_tell_whether_a_module_was_measured_tuned(tmp_path: Path) ->
     decodes = measured([(1, 1, 64), (16, 1, 4096), (17, 1, 64), (16, 1, 4097)])
     prompts = measured([(1, 2047, 0), (1, 2048, 0), (2, 2048, 0)])
     names = ["num_heads", "batch_size", "isl", "step", "gemm_type", "latency"]
-    found = latent._points(decodes, latent._MODULE["attention_decode"], "bfloat16", "").select(names).sort("step")
+    found = (
+        latent._points(decodes, latent._Form("mla", "mla_generation_module_perf", True), "bfloat16", "")
+        .select(names)
+        .sort("step")
+    )
     assert found.rows() == [(8, 1, 1, 64, "bfloat16", 2.0 * 66), (8, 16, 1, 4096, "bfloat16", 2.0 * 4113)]
-    found = latent._points(prompts, latent._MODULE["attention_prefill"], "bfloat16", "").select(names)
+    found = latent._points(prompts, latent._Form("mla", "mla_context_module_perf", True), "bfloat16", "").select(names)
     assert found.rows() == [(8, 1, 2048, 0, "bfloat16", 2.0 * 2049)]
-    plain = latent._points(prompts, latent._KERNEL["attention_prefill"], "fp8", "")
+    plain = latent._points(prompts, latent._Form("mla", "context_mla_perf", False), "fp8", "")
     assert sorted(plain.columns) == sorted(set(names) - {"gemm_type"})
     assert plain["latency"].to_list() == [0.25 * 2049]
 

@@ -8,24 +8,10 @@ from numpy.typing import NDArray
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.streams import stream
 from gnomon.jit import bound
+from gnomon.routing import ensemble
 from gnomon.routing.compare import find_scenario
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import DomainConfig, Episode, RewardConfig, Traffic, filled_up
-from gnomon.routing.ensemble import (
-    BACKLOG,
-    ENDED,
-    IMBALANCE,
-    IN_SYSTEM_S,
-    MISSED,
-    NUM_ACCOUNTS,
-    OF_CACHES,
-    UNANSWERED_S,
-    WAITED_SQUARED,
-    Ensemble,
-    copy_lane,
-    step_all,
-    warm_up,
-)
 from gnomon.routing.traffic import RandomTraffic, ScenarioTraffic
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Fleet
@@ -84,8 +70,8 @@ class VectorClusters:
         self._engine = engine_of(self.traffic.policies, ROUTERS["round_robin"])
         self._blank = self._new_cluster()
         self.many = self.new_ensemble(num_envs)
-        self._step_all = bound(step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
-        self._warm_up = bound(warm_up, self.many, self._engine, self.log, 0, 0)
+        self._step_all = bound(ensemble.step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
+        self._warm_up = bound(ensemble.warm_up, self.many, self._engine, self.log, 0, 0)
         self._done_at = np.zeros(num_envs, np.int64)
         self._unit_s = np.ones(num_envs)
         self._episodes = np.zeros(num_envs, np.int64)
@@ -101,7 +87,7 @@ class VectorClusters:
         for env in range(0, self.num_envs, self.group):
             self._begin(env)
             rest = slice(env + 1, env + self.group)
-            copy_lane(self.many, env, self.many, rest, 0, self.num_requests)
+            ensemble.copy_lane(self.many, env, self.many, rest, 0, self.num_requests)
             self._done_at[rest], self._unit_s[rest] = self._done_at[env], self._unit_s[env]
             self.lives[rest] += 1
         return self.observation, self.mask
@@ -111,14 +97,14 @@ class VectorClusters:
         chosen = np.ascontiguousarray(actions, np.int64)
         assert chosen.shape == (self.num_envs,)
         assert (chosen >= 0).all() and (chosen < self.many.num_replicas).all(), "no such replica"
-        before = self.many.accounts[:, BACKLOG].copy()
+        before = self.many.accounts[:, ensemble.BACKLOG].copy()
         self._step_all(self.many, self._engine, self.log, chosen)
         reward = self._rewards(before)
         done = self.many.pending >= self._done_at
         observation, mask = self.observation, self.mask
         info = {
-            "backlog": self.many.accounts[:, BACKLOG].copy(),
-            "imbalance": self.many.accounts[:, IMBALANCE].copy(),
+            "backlog": self.many.accounts[:, ensemble.BACKLOG].copy(),
+            "imbalance": self.many.accounts[:, ensemble.IMBALANCE].copy(),
             "final_observation": observation,
             "final_mask": mask,
         }
@@ -150,16 +136,17 @@ class VectorClusters:
         weights, accounts = self.reward, self.many.accounts
         if weights.mode == "integral":
             seconds = (
-                weights.latency_weight * accounts[:, IN_SYSTEM_S] + weights.ttft_weight * accounts[:, UNANSWERED_S]
+                weights.latency_weight * accounts[:, ensemble.IN_SYSTEM_S]
+                + weights.ttft_weight * accounts[:, ensemble.UNANSWERED_S]
             )
-            tail = weights.tail_weight * accounts[:, WAITED_SQUARED] / self._unit_s**2
-            return -seconds / self._unit_s - tail - weights.slo_weight * accounts[:, MISSED]
+            tail = weights.tail_weight * accounts[:, ensemble.WAITED_SQUARED] / self._unit_s**2
+            return -seconds / self._unit_s - tail - weights.slo_weight * accounts[:, ensemble.MISSED]
         replicas = self.many.num_replicas
-        instant = -weights.latency_weight * np.log1p(accounts[:, BACKLOG] / replicas)
-        delta = -weights.latency_weight * (accounts[:, BACKLOG] - before) / replicas
+        instant = -weights.latency_weight * np.log1p(accounts[:, ensemble.BACKLOG] / replicas)
+        delta = -weights.latency_weight * (accounts[:, ensemble.BACKLOG] - before) / replicas
         shaped = {"instant": instant, "delta": delta, "hybrid": (instant + delta) / 2}[weights.mode]
-        spread = weights.balance_penalty * accounts[:, IMBALANCE]
-        return shaped + weights.throughput_weight * accounts[:, ENDED] - spread
+        spread = weights.balance_penalty * accounts[:, ensemble.IMBALANCE]
+        return shaped + weights.throughput_weight * accounts[:, ensemble.ENDED] - spread
 
     # Episodes.
 
@@ -181,7 +168,7 @@ class VectorClusters:
         has_cache = bool(episode.pools[0][0].batching.prefix_cache)
         for name, whole, blank in zip(Cluster._fields, many.fleets.cluster, self._blank, strict=True):
             # What was in a cache's tables does not matter to an empty cache, but for the first column (below).
-            if blank.size and (has_cache or name not in OF_CACHES) and name not in ("tables", "slot_block"):
+            if blank.size and (has_cache or name not in ensemble.OF_CACHES) and name not in ("tables", "slot_block"):
                 whole[env] = blank
         lane = Cluster(*(array[env] for array in many.fleets.cluster))
         fill_requests(lane._replace(requests=lane.requests[:count]), requests, seed)
@@ -218,7 +205,7 @@ class VectorClusters:
             blocks_per_request=self.traffic.blocks_per_request,
         )  # fmt: skip
 
-    def new_ensemble(self, lanes: int) -> Ensemble:
+    def new_ensemble(self, lanes: int) -> ensemble.Ensemble:
         """Arrays for some clusters of this environment's size."""
         requests = self.num_requests
         arrays = (np.repeat(array[None], lanes, axis=0) for array in self._blank)
@@ -229,11 +216,11 @@ class VectorClusters:
             np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)), np.zeros((lanes, foretold)),
             np.tile(np.arange(self.max_replicas), (lanes, 1)), np.zeros(1), np.zeros((lanes, 1, 2)),
         )  # fmt: skip
-        return Ensemble(
+        return ensemble.Ensemble(
             fleets, num_replicas=np.ones(lanes, np.int64), pending=np.zeros(lanes, np.int64),
             unwoken=np.zeros(lanes, np.int64), active=np.zeros((lanes, requests), np.int64),
             num_active=np.zeros(lanes, np.int64), observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
-            accounts=np.zeros((lanes, NUM_ACCOUNTS)), slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
+            accounts=np.zeros((lanes, ensemble.NUM_ACCOUNTS)), slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
             queue_depth=np.array([self.queue_depth]),
             router_memory=np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
         )  # fmt: skip

@@ -128,17 +128,9 @@ class HostConfig(Config):
     ) -> Floats:
         """[stage, phase, column] of a pipeline. Every stage launches its own kernels; the engine's work around an
         iteration is done once, before the first."""
-        kept = {
-            "exposed_per_layer_s",
-            "exposed_per_collective_s",
-            "launch_s",
-            "launch_per_layer_s",
-            "launch_per_kernel_s",
-            "launch_in_graphs",
-        }
-        later = HostConfig.model_validate(
-            self.model_dump(include=dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept))
-        )
+        kept = {name for name in HostPhase.model_fields if name.startswith(("exposed_per_", "launch_"))}
+        include = dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept)
+        later = HostConfig.model_validate(self.model_dump(include=include))
         each = zip(num_layers, num_kernels, num_collectives or [0] * len(num_layers), strict=True)
         return np.stack(
             [

@@ -88,47 +88,36 @@ def stack(kinds: list[IterationTables]) -> IterationTables:
     if len(kinds) == 1:
         return IterationTables(*(np.require(array, np.float64, ["C", "W"]) for array in kinds[0]))
     assert all(k.token_s.shape[1:] == kinds[0].token_s.shape[1:] for k in kinds), "baked with different maxima"
-    with_mixed = [_with_mixed(k) for k in kinds] if any(k.mixed_s.shape[1] for k in kinds) else kinds
-    with_skew = [_with_skew(k) for k in with_mixed] if any(k.skew.shape[1] for k in kinds) else with_mixed
+    has = {name for name in ("mixed_s", "skew", "prompt_s") if any(getattr(k, name).shape[1] for k in kinds)}
     widest = max(k.expert_s.shape[1] for k in kinds)
-    with_experts = [_with_experts(k, widest) for k in with_skew] if widest else with_skew
-    with_all = [_with_prompts(k) for k in with_experts] if any(k.prompt_s.shape[1] for k in kinds) else with_experts
+    alike = [_with_columns(k, has, widest) for k in kinds]
     axes = {"chunk_axis", "kv_axis", "decodes_axis", "host_pace"}
     columns = {
-        name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in with_all])
+        name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in alike])
         for name in IterationTables._fields
     }
     return IterationTables(**columns)
 
 
-def _with_mixed(tables: IterationTables) -> IterationTables:
-    """Spell out that prefill and decode times add, beside a kind for which mixed batches were measured."""
-    if tables.mixed_s.shape[1]:
-        return tables
-    counts = np.minimum(np.rint(tables.decodes_axis).astype(int), tables.decode_s.shape[1] - 1)
-    return tables._replace(
-        mixed_s=np.ascontiguousarray(
-            tables.prefill_s[:, :, :, None, None] + tables.decode_s[:, counts][:, None, None, :, :]
-        )
-    )
-
-
-def _with_skew(tables: IterationTables) -> IterationTables:
-    if tables.skew.shape[1]:
-        return tables
-    return tables._replace(skew=np.zeros((tables.token_s.shape[0], tables.decodes_axis.size, 2 * SKEW_BINS)))
-
-
-def _with_experts(tables: IterationTables, width: int) -> IterationTables:
-    """As wide as the largest data-parallel group needs; a smaller group never looks beyond its own tokens."""
-    own = tables.expert_s if tables.expert_s.shape[1] else np.zeros((tables.token_s.shape[0], 1))
-    return tables._replace(expert_s=np.pad(own, ((0, 0), (0, width - own.shape[1])), mode="edge"))
-
-
-def _with_prompts(tables: IterationTables) -> IterationTables:
-    if tables.prompt_s.shape[1]:
-        return tables
-    return tables._replace(prompt_s=np.zeros_like(tables.token_s))
+def _with_columns(tables: IterationTables, has: set[str], widest: int) -> IterationTables:
+    """Tables beside those of a kind that has more: what is empty here and not there is spelled out.
+    Prefill and decode times add where mixed batches were not measured. Experts are as wide as the largest data-parallel
+    group needs; a smaller group never looks beyond its own tokens.
+    """
+    num_stages, more = tables.token_s.shape[0], {}
+    missing = {name for name in has if not getattr(tables, name).shape[1]}
+    if "mixed_s" in missing:
+        counts = np.minimum(np.rint(tables.decodes_axis).astype(int), tables.decode_s.shape[1] - 1)
+        both = tables.prefill_s[:, :, :, None, None] + tables.decode_s[:, counts][:, None, None, :, :]
+        more["mixed_s"] = np.ascontiguousarray(both)
+    if "skew" in missing:
+        more["skew"] = np.zeros((num_stages, tables.decodes_axis.size, 2 * SKEW_BINS))
+    if "prompt_s" in missing:
+        more["prompt_s"] = np.zeros_like(tables.token_s)
+    if widest:
+        own = tables.expert_s if tables.expert_s.shape[1] else np.zeros((num_stages, 1))
+        more["expert_s"] = np.pad(own, ((0, 0), (0, widest - own.shape[1])), mode="edge")
+    return tables._replace(**more)
 
 
 SCALED = ("token_s", "expert_s", "prompt_s", "sequence_s", "prefill_s", "decode_s", "mixed_s")

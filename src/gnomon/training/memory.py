@@ -15,18 +15,9 @@ from gnomon.catalog import Model
 from gnomon.core.arrays import Floats
 from gnomon.core.units import GB
 from gnomon.pipeline.run import Run
+from gnomon.training import stages
 from gnomon.training.config import TrainConfig
 from gnomon.training.pipelines import in_flight, stages_of_rank
-from gnomon.training.stages import (
-    LayerKind,
-    Parameters,
-    Stage,
-    parameters_of,
-    recipe_of,
-    recomputed,
-    stages_of,
-    state_bytes,
-)
 
 CONTEXT_BYTES = 0.7e9
 """CUDA's context and libraries, which the allocator does not see."""
@@ -75,7 +66,7 @@ class Memory:
 
 def memory_of(config: TrainConfig) -> Memory:
     device = catalog.device(config.device)
-    known: dict[tuple[Stage, ...], RankBytes] = {}
+    known: dict[tuple[stages.Stage, ...], RankBytes] = {}
     ranks = []
     for rank in range(config.pipeline_parallel):
         mine = stages_at(config, rank)
@@ -120,21 +111,23 @@ class RankBytes:
     num_layers: int
 
 
-def stages_at(config: TrainConfig, rank: int) -> dict[int, Stage]:
-    stages = stages_of(config.shape, config.num_stages)
-    return {at: stages[at] for at in stages_of_rank(config, rank)}
+def stages_at(config: TrainConfig, rank: int) -> dict[int, stages.Stage]:
+    every = stages.stages_of(config.shape, config.num_stages)
+    return {at: every[at] for at in stages_of_rank(config, rank)}
 
 
-def rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
+def rank_bytes(config: TrainConfig, mine: dict[int, stages.Stage]) -> RankBytes:
     model = config.shape
-    parameters = parameters_of(config, mine.values())
-    whole = Parameters(*(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters")))
+    parameters = stages.parameters_of(config, mine.values())
+    whole = stages.Parameters(
+        *(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters"))
+    )
     count = sum(stage.num_layers for stage in mine.values())
     different = {kind for stage in mine.values() for kind, _ in stage.kinds}
     layer = max((layer_bytes(config, model, kind) for kind in different), default=0.0)
     kept = dict.fromkeys(mine, 0.0)
     for at, stage in mine.items():
-        for kind, n, again in recomputed(config, stage):
+        for kind, n, again in stages.recomputed(config, stage):
             for layers, recompute in ((again, config.recompute), (n - again, "none")):
                 kept[at] += layers * _kept_bytes(config, model, kind, recompute, count) if layers else 0.0
     inside = BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer
@@ -144,7 +137,7 @@ def rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
         inside += 6.0 * 2.0 * model.hidden_size * config.tokens
     buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count) + _stage_buffers(config, mine.values())
     return RankBytes(
-        state_bytes(config, whole) | {"buffers": buffers},
+        stages.state_bytes(config, whole) | {"buffers": buffers},
         kept,
         inside,
         _logit_bytes(config, model) if any(stage.has_head for stage in mine.values()) else 0.0,
@@ -153,7 +146,7 @@ def rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
     )
 
 
-def _stage_buffers(config: TrainConfig, stages: Iterable[Stage]) -> float:
+def _stage_buffers(config: TrainConfig, mine: Iterable[stages.Stage]) -> float:
     """PyTorch's pipeline stages have room to receive what every micro-batch of a step sends, activations and gradients,
     and the last one keeps all outputs (logits in bf16) until the step ends."""
     if config.framework != "torchtitan" or config.pipeline_parallel == 1:
@@ -161,7 +154,7 @@ def _stage_buffers(config: TrainConfig, stages: Iterable[Stage]) -> float:
     model, divided = config.shape, config.tensor_parallel if config.sequence_parallel else 1
     sent = 2.0 * config.tokens * model.hidden_size / divided
     logits = 2.0 * config.tokens * model.vocab_size / config.tensor_parallel
-    each = sum((not one.has_embedding) * sent + (logits if one.has_head else sent) for one in stages)
+    each = sum((not one.has_embedding) * sent + (logits if one.has_head else sent) for one in mine)
     return config.num_microbatches * each
 
 
@@ -211,7 +204,7 @@ def _curve(held: RankBytes, run: Run, rank: int) -> MemoryCurve:
     return MemoryCurve(times, parts | {"activations": activations, "layer and logits": temporary})
 
 
-def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
+def layer_bytes(config: TrainConfig, model: Model, kind: stages.LayerKind) -> float:
     """What one layer keeps of one micro-batch on one GPU without recomputation: inputs of its norms and products, what
     attention needs, and what unfused kernels leave between them."""
     attention, mlp = kind
@@ -241,7 +234,7 @@ def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
     return size * config.tokens
 
 
-def _attention_elements(model: Model, kind: LayerKind, low: float, eager: bool) -> float:
+def _attention_elements(model: Model, kind: stages.LayerKind, low: float, eager: bool) -> float:
     """Bytes per token of queries, keys, values and outputs, of which the last are also a product's input."""
     if kind[0] == "linear":
         linear = model.linear
@@ -257,14 +250,14 @@ def _attention_elements(model: Model, kind: LayerKind, low: float, eager: bool) 
     return 2.0 * (elements + heads * v + 2 * latent) + kept * normed + (low if low < 2.0 else 0.0) * heads * v
 
 
-def offloaded_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
+def offloaded_bytes(config: TrainConfig, model: Model, kind: stages.LayerKind) -> float:
     """What a layer keeps, where it waits on the host: its input, or all of it."""
     if config.recompute != "full":
         return layer_bytes(config, model, kind)
     return 2.0 * model.hidden_size * config.tokens / (config.tensor_parallel if config.sequence_parallel else 1)
 
 
-def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, recompute: str, count: int) -> float:
+def _kept_bytes(config: TrainConfig, model: Model, kind: stages.LayerKind, recompute: str, count: int) -> float:
     """What a layer keeps from its forward to its backward."""
     whole = layer_bytes(config, model, kind)
     norms_t = config.tensor_parallel if config.sequence_parallel else 1
@@ -293,9 +286,9 @@ def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, recompute: s
     return whole
 
 
-def _gathered_bytes(config: TrainConfig, whole: Parameters, num_layers: int) -> float:
+def _gathered_bytes(config: TrainConfig, whole: stages.Parameters, num_layers: int) -> float:
     """Layers that are gathered to be computed with: this one and the next, and embedding and head."""
-    recipe = recipe_of(config)
+    recipe = stages.recipe_of(config)
     each = recipe.computed or recipe.weight
     if not recipe.computed and not (config.sharding == "parameters" and config.num_sharding > 1):
         return 0.0
@@ -311,4 +304,4 @@ def _logit_bytes(config: TrainConfig, model: Model) -> float:
         return config.head_chunk * vocab * 4.0 * 1.2
     if config.framework == "torchtitan":  # By its published memory: compiled, logits and their gradients in bf16.
         return config.tokens * vocab * (4.0 if config.compiles_loss else 12.0)
-    return config.tokens * vocab * recipe_of(config).logit
+    return config.tokens * vocab * stages.recipe_of(config).logit

@@ -13,22 +13,12 @@ from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.zoo import SCHEDULES
+from gnomon.training import stages
 from gnomon.training.compute import Compute, Pass, Seconds
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.exchange import Exchange
 from gnomon.training.memory import Memory, memory_of, offloaded_bytes
 from gnomon.training.pipelines import StageSeconds, span, stages_of_rank
-from gnomon.training.stages import (
-    SCHEMES,
-    LayerKind,
-    Parameters,
-    Stage,
-    expert_ranks,
-    parameters_of,
-    recipe_of,
-    recomputed,
-    stages_of,
-)
 
 PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
          "permutation", "adapters", "loss", "recomputation", "offload", "tensor",
@@ -133,15 +123,15 @@ class _Step:
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.model = config, config.shape
         self.compute, self.exchange = Compute(config), Exchange(config)
-        self.stages = stages_of(self.model, config.num_stages)
-        self.again: dict[LayerKind, float] = {}
+        self.stages = stages.stages_of(self.model, config.num_stages)
+        self.again: dict[stages.LayerKind, float] = {}
         """A layer's recomputation, by kind."""
         self.layers = {kind: self._layer(kind) for kind in self.model.kinds()}
         alike = {stage: self._stage(stage) for stage in set(self.stages)}
         self.passes = [alike[stage] for stage in self.stages]
-        self.parameters = parameters_of(config, self.stages)
+        self.parameters = stages.parameters_of(config, self.stages)
 
-    def _layer(self, kind: LayerKind) -> Pass:
+    def _layer(self, kind: stages.LayerKind) -> Pass:
         """One layer with its communication and what it computes again."""
         made = self.compute.layer(kind)
         c, m, constants = self.config, self.model, self.compute.constants
@@ -178,9 +168,9 @@ class _Step:
             self.again[kind] = again
         return made
 
-    def _stage(self, stage: Stage) -> Pass:
+    def _stage(self, stage: stages.Stage) -> Pass:
         total = Pass()
-        for kind, count, again in recomputed(self.config, stage):
+        for kind, count, again in stages.recomputed(self.config, stage):
             total.plus(self.layers[kind], count)
             total.add("recomputation", 0.0, again * self.again[kind] if again else 0.0)
         if stage.has_embedding:
@@ -247,7 +237,7 @@ class _Step:
             step_s,
             {part: parts[part] for part in PARTS if abs(parts.get(part, 0.0)) > 1e-9},
             flops,
-            self.compute.device.flops(SCHEMES[c.precision]),
+            self.compute.device.flops(stages.SCHEMES[c.precision]),
             memory_of(c),
             phases,
             self.compute.timer.notes() if c.timing.source not in ("auto", "roofline") else [],
@@ -320,12 +310,12 @@ class _Step:
 
     def _data_s(self) -> tuple[Floats, Floats]:
         """Reduction of gradients and gathering of weights, by stage."""
-        c, recipe, x = self.config, recipe_of(self.config), self.exchange
-        ranks, experts = c.data_parallel * c.context_parallel, expert_ranks(c) if self.model.is_moe else 1
+        c, recipe, x = self.config, stages.recipe_of(self.config), self.exchange
+        ranks, experts = c.data_parallel * c.context_parallel, stages.expert_ranks(c) if self.model.is_moe else 1
         near, far = c.tensor_parallel, c.expert_parallel * c.expert_tensor_parallel
         each = recipe.computed or min(2.0, recipe.weight)
         buckets = self._buckets
-        known: dict[Parameters, tuple[float, float]] = {}
+        known: dict[stages.Parameters, tuple[float, float]] = {}
         for one in self.parameters:
             if one in known:
                 continue
@@ -342,14 +332,14 @@ class _Step:
 
     def _optimizer_s(self) -> float:
         """Reading and writing the state of all trained parameters on the fullest rank, and the norm of gradients."""
-        c, recipe = self.config, recipe_of(self.config)
+        c, recipe = self.config, stages.recipe_of(self.config)
         shards = c.num_sharding if SHARDED[c.sharding] else 1
         most = 0.0
         for rank in range(c.pipeline_parallel):
             p = [self.parameters[at] for at in range(rank, c.num_stages, c.pipeline_parallel)]
             own = sum(one.adapters if c.lora_rank else one.dense for one in p) / shards
             if self.model.is_moe and not c.lora_rank:
-                own += sum(one.experts for one in p) / (min(shards, expert_ranks(c)) if shards > 1 else 1)
+                own += sum(one.experts for one in p) / (min(shards, stages.expert_ranks(c)) if shards > 1 else 1)
             most = max(most, own)
         moved = (
             2.0 * recipe.optimizer + recipe.gradient + (2.0 * recipe.weight if recipe.optimizer < 12 else recipe.weight)

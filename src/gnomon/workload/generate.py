@@ -9,17 +9,10 @@ from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
+from gnomon.workload import sessions
 from gnomon.workload.config import SessionsConfig, WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
 from gnomon.workload.requests import ArrivalShape, Requests, Tokens, first_wave, limit_lengths
-from gnomon.workload.sessions import (
-    apart_by_adapter,
-    hash_blocks,
-    num_sessions,
-    with_adapters,
-    with_agents,
-    with_sessions,
-)
 from gnomon.workload.slo import UserClass
 from gnomon.workload.traces import first_of, read_requests, read_trace
 
@@ -46,7 +39,7 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
             raise ConfigError(what, fix=fix)
         if not len(requests.prefix_hashes):  # Each prompt has the same blocks whenever it comes.
             usual = SessionsConfig()
-            offsets, hashes = hash_blocks(np.arange(len(requests)), requests.prompt_tokens, usual)
+            offsets, hashes = sessions.hash_blocks(np.arange(len(requests)), requests.prompt_tokens, usual)
             requests = replace(
                 requests, prefix_offsets=offsets, prefix_hashes=hashes, prefix_block_tokens=usual.block_tokens
             )
@@ -62,13 +55,13 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
             block = max(1, round(requests.prefix_block_tokens * config.prompt_scale))
             requests = replace(requests, prefix_block_tokens=block)
     if len(requests.adapter):
-        requests = apart_by_adapter(requests)
+        requests = sessions.apart_by_adapter(requests)
     if config.classes:
         requests = _with_classes(requests, config, seed)
     if config.sessions is not None:
-        requests = with_sessions(requests, config.sessions, seed)
+        requests = sessions.with_sessions(requests, config.sessions, seed)
     if config.agents is not None:
-        requests = with_agents(requests, config.agents, seed)
+        requests = sessions.with_agents(requests, config.agents, seed)
         if config.num_requests and count < config.num_requests:
             each = config.agents.calls_per_session
             note = (
@@ -76,7 +69,7 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
             )
             requests = replace(requests, notes=(*requests.notes, note))
     if config.adapters is not None:
-        requests = with_adapters(requests, config.adapters, seed)
+        requests = sessions.with_adapters(requests, config.adapters, seed)
     if config.warmup_requests:
         index = np.concatenate([np.zeros(config.warmup_requests, np.int64), np.arange(len(requests))])
         requests = replace(requests.take(index), num_warmup=config.warmup_requests)
@@ -90,7 +83,7 @@ def _count(config: WorkloadConfig, trace: Requests | None) -> int:
     if trace is None:
         assert config.num_requests is not None
         if config.agents is not None:
-            return num_sessions(config.agents, config.num_requests) * config.agents.calls_per_session
+            return sessions.num_sessions(config.agents, config.num_requests) * config.agents.calls_per_session
         return config.num_requests
     name = "prompts_in_turn" if config.prompts_in_turn else "num_requests"
     if (wanted := getattr(config, name)) is not None and wanted > len(trace):

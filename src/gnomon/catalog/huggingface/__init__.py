@@ -6,12 +6,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from gnomon.catalog.attention import MlpKind
-from gnomon.catalog.huggingface.attention import attention_facts, shortest_period
+from gnomon.catalog.huggingface.attention import FAMILIES, attention_facts, shortest_period
 from gnomon.catalog.huggingface.quantization import parse_quantization
-from gnomon.catalog.library import DATA
 from gnomon.catalog.models import Model
 from gnomon.core.errors import ConfigError
-from gnomon.core.text import own_yaml
 
 
 def mlp_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
@@ -65,19 +63,8 @@ def _pattern(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"mlp_layers": shortest_period(kinds)} if kinds else {}
 
 
-_FAMILIES: dict[str, dict[str, Any]] = own_yaml(DATA / "families.yaml")
-FACTS, DEFAULTS = _FAMILIES["facts"], _FAMILIES["defaults"]
+FACTS, DEFAULTS = FAMILIES["facts"], FAMILIES["defaults"]
 """What a family's code fixes without saying it, and keys that its files may leave out, by `model_type`."""
-# Read before the model checks its own fields; the first two must be above 0.
-_NUMBERS = (
-    "num_attention_heads", "hidden_size", "intermediate_size", "moe_intermediate_size",
-    "shared_expert_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts",
-)  # fmt: skip
-_LISTS = (
-    "layer_types", "layers_block_type", "compress_ratios", "hybrid_layer_pattern", "no_rope_layers", "mlp_only_layers",
-)  # fmt: skip
-_SECTIONS = ("linear_attn_config", "sparse_attention_config")
-
 _MOST_LAYERS = 10_000
 
 
@@ -93,14 +80,14 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
         raise ConfigError("text_config must be a JSON object.", where=where)
     family = str(config.get("model_type", ""))
     config = {**DEFAULTS.get(family, {}), **{key: value for key, value in config.items() if value is not None}}
-    for key in (*_LISTS, *_SECTIONS):
-        value, kind = config.get(key), list if key in _LISTS else Mapping
-        if value is not None and not isinstance(value, kind):
-            wanted = "list" if key in _LISTS else "JSON object"
+    for key in (*FAMILIES["lists"], *FAMILIES["objects"]):
+        value, is_list = config.get(key), key in FAMILIES["lists"]
+        if value is not None and not isinstance(value, list if is_list else Mapping):
+            wanted = "list" if is_list else "JSON object"
             raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)
     if blocks := _blocks(config):
         config |= {"layers_block_type": blocks, "num_hidden_layers": len(blocks)}
-    required = _FAMILIES["required"] | (_FAMILIES["required_of_mla"] if config.get("kv_lora_rank") else {})
+    required = FAMILIES["required"] | (FAMILIES["required_of_mla"] if config.get("kv_lora_rank") else {})
     missing = [key for key in required if config.get(key) is None and not _replaced(config, key)]
     if missing:
         listing = ", ".join(f"{key!r} ({required[key]})" for key in missing)
@@ -108,8 +95,8 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
         raise ConfigError(f"the model configuration lacks {listing}.", where=where, fix=fix)
     if isinstance(num_layers := config["num_hidden_layers"], int) and num_layers > _MOST_LAYERS:
         raise ConfigError(f"num_hidden_layers = {num_layers} makes no sense: at most {_MOST_LAYERS}.", where=where)
-    for key in _NUMBERS:
-        value, least = config.get(key), int(key in _NUMBERS[:2])
+    for key in (*FAMILIES["positive"], *FAMILIES["from_zero"]):
+        value, least = config.get(key), int(key in FAMILIES["positive"])
         if value is not None and (not isinstance(value, int) or value < least):
             wanted = "positive whole number" if least else "whole number from 0 on"
             raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)

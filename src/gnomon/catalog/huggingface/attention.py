@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnomon.catalog.attention import AttentionKind
+from gnomon.catalog.library import DATA
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 
-_KINDS: dict[str, AttentionKind] = {
-    "full_attention": "full", "attention": "full", "deepseek_sparse_attention": "full", "sliding_attention": "sliding",
-    "chunked_attention": "sliding", "linear_attention": "linear",
-}  # fmt: skip
+FAMILIES: dict[str, Any] = own_yaml(DATA / "families.yaml")
+_KINDS: dict[str, AttentionKind] = FAMILIES["layer_types"]
 
 
 def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
@@ -20,7 +20,8 @@ def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[
     facts: dict[str, Any] = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
     layers = attention_layers(config, family, where)
     if config.get("compress_ratios"):
-        facts["compressed"] = _compressed(config)
+        low, high = _ratios(config)
+        facts["compressed"] = _named("compressed", config) | {"ratio": high, "sparse_ratio": low}
         facts["residual_streams"] = config.get("hc_mult") or 1
     if "sliding" in layers:
         own = {name: config.get(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim")}
@@ -37,21 +38,11 @@ def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[
         facts["num_kv_heads"] = config.get("num_global_key_value_heads") or kv_heads
         facts["shared_kv"] = bool(config.get("attention_k_eq_v"))
     if "linear" in layers:
-        facts["linear"] = _LINEAR.get(family, _gated_delta_net)(config)
+        facts["linear"] = _linear(config, FAMILIES["linear_of"].get(family, "gated_delta_net"))
     if config.get("kv_lora_rank"):
-        facts["mla"] = {
-            "q_rank": config.get("q_lora_rank") or 0,
-            "kv_rank": config["kv_lora_rank"],
-            "rope_dim": config["qk_rope_head_dim"],
-            "nope_dim": config["qk_nope_head_dim"],
-            "v_dim": config["v_head_dim"],
-        }
+        facts["mla"] = _named("mla", config) | {"q_rank": config.get("q_lora_rank") or 0}
     if config.get("index_topk"):
-        facts["indexer"] = {
-            "num_heads": config["index_n_heads"],
-            "head_dim": config["index_head_dim"],
-            "top_k": config["index_topk"],
-        }
+        facts["indexer"] = _named("indexer", config)
     if (sparse := config.get("sparse_attention_config") or {}).get("use_sparse_attention"):  # MiniMax: whole blocks.
         facts["indexer"] = {
             "num_heads": sparse["sparse_num_index_heads"],
@@ -102,45 +93,16 @@ def _ratios(config: Mapping[str, Any]) -> tuple[int, int]:
     return known[0], known[-1]
 
 
-def _compressed(config: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = _ratios(config)
-    return {
-        "q_rank": config["q_lora_rank"], "rope_dim": config["qk_rope_head_dim"], "window": config["sliding_window"],
-        "o_groups": config["o_groups"], "o_rank": config["o_lora_rank"], "ratio": high, "sparse_ratio": low,
-    }  # fmt: skip
+def _named(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {fact: config[key] for fact, key in FAMILIES["attention"][kind].items()}
 
 
-def _gated_delta_net(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "gated_delta_net", "num_key_heads": config.get("linear_num_key_heads"),
-        "num_value_heads": config.get("linear_num_value_heads"), "key_dim": config.get("linear_key_head_dim"),
-        "value_dim": config.get("linear_value_head_dim"), "conv_kernel": config.get("linear_conv_kernel_dim", 4),
-        "state_dtype": _state_dtype(config.get("mamba_ssm_dtype")),
-    }  # fmt: skip
-
-
-def _mamba2(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "mamba2", "num_key_heads": config.get("n_groups"), "num_value_heads": config.get("mamba_num_heads"),
-        "key_dim": config.get("ssm_state_size"), "value_dim": config.get("mamba_head_dim"),
-        "conv_kernel": config.get("conv_kernel", 4), "state_dtype": _state_dtype(config.get("mamba_ssm_cache_dtype")),
-    }  # fmt: skip
-
-
-def _kda(config: Mapping[str, Any]) -> dict[str, Any]:
-    own = config["linear_attn_config"]
-    return {
-        "kind": "kda", "num_key_heads": own.get("num_heads"), "num_value_heads": own.get("num_heads"),
-        "key_dim": own.get("head_dim"), "value_dim": own.get("head_dim"),
-        "conv_kernel": own.get("short_conv_kernel_size", 4),
-    }  # fmt: skip
-
-
-_LINEAR = {"nemotron_h": _mamba2, "kimi_linear": _kda}
-
-
-def _state_dtype(name: object) -> str:
-    return {"bfloat16": "bf16", "float16": "fp16"}.get(str(name), "fp32")
+def _linear(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    own = config["linear_attn_config"] if kind == "kda" else config
+    found = {fact: own.get(key) for fact, key in FAMILIES["linear"][kind].items()}
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(str(found.get("state_dtype")), "fp32")
+    conv_kernel = 4 if found["conv_kernel"] is None else found["conv_kernel"]
+    return found | {"kind": kind, "conv_kernel": conv_kernel, "state_dtype": dtype}
 
 
 def shortest_period(kinds: list[Any]) -> tuple[Any, ...]:

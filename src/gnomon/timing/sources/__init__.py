@@ -83,16 +83,9 @@ class Context:
 
     def operators(self, stage: int = 0) -> list[Operator]:
         """What one rank of a pipeline stage runs."""
-        c = self.config
+        names = ("dtype", "kv_dtype", "expert_load", "expert_exchange", "sampler")
         return stage_operators(
-            self.model,
-            self.parallelism,
-            stage,
-            dtype=c.dtype,
-            kv_dtype=c.kv_dtype,
-            expert_load=c.expert_load,
-            expert_exchange=c.expert_exchange,
-            sampler=c.sampler,
+            self.model, self.parallelism, stage, **{name: getattr(self.config, name) for name in names}
         )
 
 

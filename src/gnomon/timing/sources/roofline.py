@@ -17,20 +17,8 @@ import numpy as np
 from gnomon.catalog.devices import Device
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
+from gnomon.timing import operators
 from gnomon.timing.communication import collective_s
-from gnomon.timing.operators import (
-    Attention,
-    Communication,
-    Decode,
-    Elementwise,
-    Experts,
-    Gemm,
-    Mixed,
-    Operator,
-    Prefill,
-    Recurrence,
-    Sampling,
-)
 from gnomon.timing.operators.work import ACTIVATION_BYTES
 from gnomon.timing.sources import ANY, Context, Range, timing_source
 
@@ -96,45 +84,45 @@ class Roofline:
         self._attention_peak = device.flops("bf16")
         self._constants = device.roofline
 
-    def measured(self, operator: Operator) -> Range | None:
+    def measured(self, operator: operators.Operator) -> Range | None:
         """A formula covers everything; a mixed batch has its own time only where that is not the sum of its parts."""
         if operator.kind == "attention_mixed":
             return (ANY,) * 4 if self._is_flash_2 else None
         return (ANY, ANY) if operator.kind.startswith("attention") else (ANY,)
 
-    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+    def seconds(self, operator: operators.Operator, *sizes: Floats) -> Floats:
         """Seconds of one call; nothing for an operator that is part of its neighbour's kernel."""
         if operator.is_fused:
             return np.zeros_like(sizes[0])
         work = operator.work
         match work:
-            case Gemm():
+            case operators.Gemm():
                 return self.gemm_s(work, *sizes)
-            case Elementwise():
+            case operators.Elementwise():
                 return self.elementwise_s(work, *sizes)
-            case Experts():
+            case operators.Experts():
                 return self.experts_s(work, *sizes)
-            case Prefill():
+            case operators.Prefill():
                 return self.prefill_s(work, *sizes)
-            case Decode():
+            case operators.Decode():
                 return self.decode_s(work, *sizes)
-            case Mixed():
+            case operators.Mixed():
                 return self.mixed_s(work, *sizes)
-            case Recurrence():
+            case operators.Recurrence():
                 return self.recurrence_s(work, *sizes)
-            case Sampling():
+            case operators.Sampling():
                 return work.seconds(sizes[0], self.device)
-            case Communication():
+            case operators.Communication():
                 return collective_s(work.collective, sizes[0], work.group, self.node)
 
-    def uncertainty(self, operator: Operator) -> float:
+    def uncertainty(self, operator: operators.Operator) -> float:
         """The median error of this device's calibration."""
         return self.device.roofline_error
 
     def skew(self, decodes: Floats) -> Floats | None:
         return None
 
-    def gemm_s(self, work: Gemm, rows: Floats) -> Floats:
+    def gemm_s(self, work: operators.Gemm, rows: Floats) -> Floats:
         """Tiles in waves, overlapped with the stream of weights."""
         c = self._constants
         peak = self.device.flops(work.format.product)
@@ -154,14 +142,14 @@ class Roofline:
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         seconds = self._overlapped(compute, memory) + c.gemm_floor_s
         if work.format.name in _QUANTIZING:  # Reads 16 bits per element and writes eight, in a kernel of its own.
-            seconds = seconds + self.elementwise_s(Elementwise(3.0 * work.k), rows)
+            seconds = seconds + self.elementwise_s(operators.Elementwise(3.0 * work.k), rows)
         return seconds
 
-    def smooth_s(self, operator: Operator, *sizes: Floats) -> Floats:
+    def smooth_s(self, operator: operators.Operator, *sizes: Floats) -> Floats:
         """Seconds without tiles and waves of a product: how a shape's time compares to its neighbours', whose kernels
         are chosen so that few SMs idle."""
         work = operator.work
-        if not isinstance(work, Gemm):
+        if not isinstance(work, operators.Gemm):
             return self.seconds(operator, *sizes)
         c, (rows,) = self._constants, sizes
         compute = work.flops(rows) / (self.device.flops(work.format.product) * c.gemm_efficiency)
@@ -173,7 +161,7 @@ class Roofline:
         shorter = np.minimum(compute, memory)
         return longer * (1.0 + (shorter / longer) ** _OVERLAP) ** (1.0 / _OVERLAP)
 
-    def elementwise_s(self, work: Elementwise, rows: Floats) -> Floats:
+    def elementwise_s(self, work: operators.Elementwise, rows: Floats) -> Floats:
         """Bytes over bandwidth, the cache's while they fit and the memory's beyond twice that, on top of a floor."""
         c = self._constants
         moved = work.bytes(rows)
@@ -185,7 +173,7 @@ class Roofline:
         """Share of so many bytes that comes from the L2 cache: all that fit, none beyond twice that."""
         return np.clip(2.0 - moved / self.device.l2_bytes, 0.0, 1.0)
 
-    def experts_s(self, work: Experts, tokens: Floats) -> Floats:
+    def experts_s(self, work: operators.Experts, tokens: Floats) -> Floats:
         """A grouped multiplication: the touched experts' weights stream in, at least one of the busiest rank; each
         expert's rows fill up tiles; before and after, all chosen rows are gathered and summed."""
         c, bandwidth = self._constants, self.device.bandwidth_bytes_s
@@ -199,7 +187,7 @@ class Roofline:
         moving = moved / (c.elementwise_bandwidth * bandwidth)
         return self._overlapped(compute, memory) + moving + _EXPERT_KERNELS * c.gemm_floor_s
 
-    def recurrence_s(self, work: Recurrence, tokens: Floats) -> Floats:
+    def recurrence_s(self, work: operators.Recurrence, tokens: Floats) -> Floats:
         """Convolution and recurrence: states and activations stream, prompts also compute as attention does."""
         c = self._constants
         memory = work.bytes(tokens) / (c.elementwise_bandwidth * self.device.bandwidth_bytes_s)
@@ -207,7 +195,7 @@ class Roofline:
         seconds = self._overlapped(compute, memory)
         return 2.0 * c.elementwise_floor_s + seconds if work.is_step else _CHUNKED_FLOOR_S + seconds / _CHUNKED_RATE
 
-    def prefill_s(self, work: Prefill, chunk: Floats, kv: Floats) -> Floats:
+    def prefill_s(self, work: operators.Prefill, chunk: Floats, kv: Floats) -> Floats:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
         c, sms = self._constants, self.device.num_sms
         waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
@@ -218,13 +206,13 @@ class Roofline:
         memory = work.bytes(chunk, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
         return c.attention_floor_s + np.maximum(waves * tile_s, memory)
 
-    def _attention_tile_s(self, work: Attention, kv: Floats) -> Floats:
+    def _attention_tile_s(self, work: operators.Attention, kv: Floats) -> Floats:
         """Seconds in which one SM takes a tile of rows of one head over `kv` (and half of the tile's own) keys."""
         c = self._constants
         rate = self._attention_peak / self.device.num_sms * c.prefill_efficiency
         return c.prefill_tile * (kv + 0.5 * c.prefill_tile) * (work.flops_per_pair / work.num_heads / rate)
 
-    def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
+    def decode_s(self, work: operators.Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
         read = replace(work, window=0, ratio=1, near=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
@@ -236,7 +224,7 @@ class Roofline:
         compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
         return c.attention_floor_s + np.maximum(memory, compute)
 
-    def mixed_s(self, work: Mixed, chunk: Floats, kv: Floats, sequences: Floats, decode_kv: Floats) -> Floats:
+    def mixed_s(self, work: operators.Mixed, chunk: Floats, kv: Floats, sequences: Floats, decode_kv: Floats) -> Floats:
         """A chunk and decodes together.
 
         FlashAttention-2 gives every decode and head a tile of its own, nearly empty: dearer than two kernels. For later
@@ -244,7 +232,9 @@ class Roofline:
         """
         shape = (work.num_heads, work.num_kv_heads, work.qk_dim, work.v_dim, work.kv_bytes, work.window)
         if not self._is_flash_2:
-            both = self.prefill_s(Prefill(*shape), chunk, kv) + self.decode_s(Decode(*shape), sequences, decode_kv)
+            both = self.prefill_s(operators.Prefill(*shape), chunk, kv) + self.decode_s(
+                operators.Decode(*shape), sequences, decode_kv
+            )
             return both - self._constants.attention_floor_s
         c, sms = self._constants, self.device.num_sms
         tiles_each = np.ceil(chunk / c.prefill_tile)

@@ -8,16 +8,7 @@ from dash import Dash, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api.pipeline import (
-    TRANSFERS,
-    PipelineStep,
-    Priority,
-    check_priority,
-    pipeline,
-    priorities_at,
-    schedules,
-    takes_chunks,
-)
+from gnomon.api import pipeline as api
 from gnomon.api.train import PRECISIONS, SHARDINGS, train
 from gnomon.core.errors import GnomonError
 from gnomon.report.pipeline.heat_map import cell_texts
@@ -33,11 +24,11 @@ def _degree(name: str, label: str, most: int = 4096, default: int = 1, **more: A
 
 
 def _orders() -> dict[str, str]:
-    return {USUAL: "1f1b or interleaved"} | {row["name"]: row["name"] for row in schedules()}
+    return {USUAL: "1f1b or interleaved"} | {row["name"]: row["name"] for row in api.schedules()}
 
 
 def _schedules() -> dict[str, str]:
-    return {STUDY: "1f1b, greedy (priority study)"} | {row["name"]: row["name"] for row in schedules()}
+    return {STUDY: "1f1b, greedy (priority study)"} | {row["name"]: row["name"] for row in api.schedules()}
 
 
 USUAL = "usual"
@@ -81,11 +72,11 @@ LENGTHS = {
 class PriorityText(Text):
     """A weight, or the letter of an exclusive tier."""
 
-    def read(self, raw: Any) -> Priority:
+    def read(self, raw: Any) -> api.Priority:
         text = super().read(raw)
         try:
-            value: Priority = text if text.isalpha() else float(text)
-            check_priority(self.name, value)
+            value: api.Priority = text if text.isalpha() else float(text)
+            api.check_priority(self.name, value)
         except (ValueError, GnomonError):
             raise self.refuse("A weight of at least 0, or a tier letter a-z.") from None
         return value
@@ -167,10 +158,10 @@ def register(app: Dash) -> None:
 
     clicked = [PAGE.input("heat", "clickData"), PAGE.state("grid")]
 
-    @callback(app, [PAGE.output(name, "value") for name in TRANSFERS], clicked, prevent_initial_call=True)
+    @callback(app, [PAGE.output(name, "value") for name in api.TRANSFERS], clicked, prevent_initial_call=True)
     def choose(click: dict[str, Any] | None, step: str) -> Any:
         point = click["points"][0] if click else {"x": "", "y": ""}
-        return priorities_at(float(step), (str(point["y"]), str(point["x"]))) or (no_update,) * 3
+        return api.priorities_at(float(step), (str(point["y"]), str(point["x"]))) or (no_update,) * 3
 
     register_boxes(app, PAGE, ("schedule", "tab"), (*OF_TABS[MODEL], *OF_TABS[SCHEDULES]))
 
@@ -179,22 +170,22 @@ def without_effect(state: dict[str, Any]) -> set[str]:
     """Controls of the other tab, and those that the schedule leaves without a meaning."""
     if state["tab"] == MODEL:
         return set(OF_TABS[SCHEDULES])
-    hidden = {*OF_TABS[MODEL], *(() if takes_chunks(state["schedule"]) else ("chunks",))}
+    hidden = {*OF_TABS[MODEL], *(() if api.takes_chunks(state["schedule"]) else ("chunks",))}
     return hidden | ({"limit", "wgrad", "latency"} if state["schedule"] == STUDY else set())
 
 
-def step_of(values: Mapping[str, Any]) -> PipelineStep:
+def step_of(values: Mapping[str, Any]) -> api.PipelineStep:
     if values["stages"] * values["n"] > MAX_PASSES:
         most = MAX_PASSES // values["stages"]
         raise ControlError("n", f"A page draws at most {most:,} micro-batches of {values['stages']} stages.")
-    step = {name: values[name] for name in ("n", "stages", "ideal", *TRANSFERS)}
+    step = {name: values[name] for name in ("n", "stages", "ideal", *api.TRANSFERS)}
     step |= {field: values[name] for name, field in LENGTHS.items()}
     if values["schedule"] != STUDY:
         step |= {"schedule": values["schedule"], "memory_limit": values["limit"]}
         step |= {"weight_grad_len": values["wgrad"], "latency": values["latency"]}
-        if takes_chunks(values["schedule"]):
+        if api.takes_chunks(values["schedule"]):
             step["chunks"] = values["chunks"]
-    return pipeline(step)
+    return api.pipeline(step)
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +213,7 @@ def _schedule_drawn(values: dict[str, Any]) -> dict[str, Any]:
     figure["layout"]["uirevision"] = f"{values['schedule']} {values['stages']} {values['n']}"
     grid = float(values["grid"])
     chosen = cell_texts((values["fwd_prop"], values["grad_prop"], values["grad_sync"]))
-    is_on_grid = priorities_at(grid, chosen[:2]) == chosen
+    is_on_grid = api.priorities_at(grid, chosen[:2]) == chosen
     return {
         "gantt": tall(figure),
         **cards_and_rest(step.text()),
@@ -238,7 +229,7 @@ def _command(values: dict[str, Any]) -> str:
     usual = {one.name: one.default for one in OF_SCHEDULES}
     words = [] if values["schedule"] == STUDY else [f"--schedule {values['schedule']}"]
     words += [f"{flag} {values[name]:g}" for flag, name in flags.items() if values[name] not in (None, usual[name])]
-    for name in TRANSFERS:
+    for name in api.TRANSFERS:
         kind = "tier" if str(values[name]).isalpha() else "priority"
         words += [f"--{kind} {name}={values[name]}"] if str(values[name]) != usual[name] else []
     return folded(["gnomon pipeline run", *words, *(["--ideal"] if values["ideal"] else [])])

@@ -7,17 +7,7 @@ from dash import Dash, Input, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api.posttrain import (
-    COMPARED,
-    POLICIES,
-    PolicyComparison,
-    Posttrain,
-    PosttrainPlan,
-    check_policies,
-    compare_policies,
-    plan_posttrain,
-    posttrain,
-)
+from gnomon.api import posttrain as api
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
 from gnomon.core.text import to_yaml
@@ -64,10 +54,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 """What differs from the page's defaults; the same as examples/posttrain/{small,flat,elastic}.yaml."""
 
 
-def config_of(values: Mapping[str, Any]) -> Posttrain:
+def config_of(values: Mapping[str, Any]) -> api.Posttrain:
     flat = {key: values[name] for name, key in KEYS.items() if values[name] not in (None, "")}
     check_is_data(flat)
-    config = load(Posttrain, None, flat)
+    config = load(api.Posttrain, None, flat)
     if config.algorithm.num_sequences * config.num_steps > MAX_SEQUENCES:
         most = MAX_SEQUENCES // (config.algorithm.group_size * config.num_steps)
         raise ControlError("prompts", f"A page simulates at most {most:,} prompts of this many samples and steps.")
@@ -90,7 +80,7 @@ def _count(name: str, label: str, default: int, group: str, *, most: float, **mo
 
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("policy", "Policy", "elastic", wide=True, options=POLICIES.names,
+    Choice("policy", "Policy", "elastic", wide=True, options=api.POLICIES.names,
            field=("policy.name", "scheduling policy")),
     Switch("pre", "Rollout also starts on the actor's GPUs", default=True, wide=True),
     Switch("wait", "Wait before the last mini-batch", wide=True),
@@ -126,7 +116,7 @@ CONTROLS: tuple[Control, ...] = (
     Choice("question", "Question", COMPARE, options=QUESTIONS, wide=True, group="Comparison"),
     Number("lag", "Most lag of a plan", 1, most=8, least=0, whole=True, group="Comparison",
            help="Weight updates from a first token to its training"),
-    Choices("policies", "Policies", COMPARED, options=POLICIES.names, wide=True, group="Comparison"),
+    Choices("policies", "Policies", api.COMPARED, options=api.POLICIES.names, wide=True, group="Comparison"),
     Switch("oracle", "With the oracle, which knows every length", wide=True, group="Comparison"),
     Hidden("job"),
 )  # fmt: skip
@@ -139,7 +129,7 @@ def head(state: dict[str, Any]) -> list[Component]:
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    plot = tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy")
+    plot = tall_graph(PAGE.id("compared"), policies_height(len(api.COMPARED)), "GPUs by owner, per policy")
     how = html.P(id=PAGE.id("how"), className="more")
     compared = html.Div([how, plot, PAGE.slot("rows", "under-plot")], id=PAGE.id("comparison"), style=HIDDEN)
     return [
@@ -166,12 +156,12 @@ def _live() -> dict[str, Input]:
 
 def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
     """Options of another policy than the chosen one."""
-    return () if POLICIES[state["policy"]].cluster_flags else CLUSTER_FLAGS
+    return () if api.POLICIES[state["policy"]].cluster_flags else CLUSTER_FLAGS
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
     config = config_of(values)
-    result = posttrain(config)
+    result = api.posttrain(config)
     return {
         "allocation": tall(result.drawings["allocation"]),
         **cards_and_rest(result.text()),
@@ -190,7 +180,7 @@ def _register_comparison(app: Dash) -> None:
         if not job:
             return {"comparison": HIDDEN, "plot": not_tall(), "rows": no_update, "how": no_update}
         found = jobs.result(job)
-        plot, how = ("plans", "") if isinstance(found, PosttrainPlan) else ("policies", HOW)
+        plot, how = ("plans", "") if isinstance(found, api.PosttrainPlan) else ("policies", HOW)
         return {"comparison": SHOWN, "plot": tall(found.drawings[plot]), "rows": shown(found.text()), "how": how}
 
     @callback(app, PAGE.output("stale", "children"), PAGE.input("finished", "data"), _live(), prevent_initial_call=True)
@@ -202,17 +192,17 @@ def _register_comparison(app: Dash) -> None:
         except GnomonError:
             return []
         found = jobs.result(job)
-        same = isinstance(found, PosttrainPlan) or asked == found.config
+        same = isinstance(found, api.PosttrainPlan) or asked == found.config
         said = "This comparison was made with other settings than the present ones."
         return [] if same else shown([Line(said, "warning")])
 
     @callback(app, PAGE.output("policy", "value"), PAGE.input("compared", "clickData"), prevent_initial_call=True)
     def choose(click: dict[str, Any] | None) -> Any:
         policy = click["points"][0].get("customdata") if click else None
-        return policy if policy in POLICIES.names() else no_update
+        return policy if policy in api.POLICIES.names() else no_update
 
 
-Asked = tuple[Posttrain, tuple[str, ...] | int, bool]
+Asked = tuple[api.Posttrain, tuple[str, ...] | int, bool]
 """A configuration with policies, or with the most lag of a plan; and whether with the oracle."""
 
 
@@ -222,16 +212,16 @@ def asked(values: dict[str, Any]) -> Asked:
     if not values["policies"]:
         raise ControlError("policies", "Choose at least one.")
     config = config_of(values)
-    check_policies(config, values["policies"])
+    api.check_policies(config, values["policies"])
     return _compared(config), values["policies"], values["oracle"]
 
 
-def _compared(config: Posttrain) -> Posttrain:
+def _compared(config: api.Posttrain) -> api.Posttrain:
     """What a comparison depends on: everything but the policy that is shown."""
     return config.model_copy(update={"policy": type(config.policy)()})
 
 
-def run_comparison(asked: Asked, report: jobs.Report) -> PolicyComparison | PosttrainPlan:
+def run_comparison(asked: Asked, report: jobs.Report) -> api.PolicyComparison | api.PosttrainPlan:
     """The job: every policy on the same lengths, or a plan."""
     config, names, with_oracle = asked
 
@@ -239,8 +229,8 @@ def run_comparison(asked: Asked, report: jobs.Report) -> PolicyComparison | Post
         report(done, total, f"{done} of {total} runs")
 
     if isinstance(names, int):
-        return plan_posttrain(config, max_lag=names, on_progress=tell)
-    return compare_policies(config, policies=names, with_oracle=with_oracle, on_progress=tell)
+        return api.plan_posttrain(config, max_lag=names, on_progress=tell)
+    return api.compare_policies(config, policies=names, with_oracle=with_oracle, on_progress=tell)
 
 
 PAGE = Page("posttrain", "Post-training", body, register, CONTROLS, head, without_effect)

@@ -22,19 +22,9 @@ from gnomon.report.serving import text as words
 from gnomon.report.serving.compare import variant_row
 from gnomon.report.serving.figures import COLOURS, LATENCIES, load_figure
 from gnomon.report.serving.page import key_figures
-from gnomon.ui import blocks, uploads
+from gnomon.ui import blocks, serving, uploads
 from gnomon.ui.controls import Control, defaults_of, query_of, state_of
 from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
-from gnomon.ui.serving import (
-    KEPT,
-    capacity,
-    find_intervals,
-    judged,
-    known_intervals,
-    load_curve,
-    requests_of,
-    simulated,
-)
 from gnomon.ui.site_page import OWN, Page
 from gnomon.ui.turns import Kept, Question, Stale
 from gnomon.ui.uploads import read_scenario
@@ -104,7 +94,7 @@ COPIES = {"Scenario file": as_yaml, "Command line": as_command, "Server": as_ser
 
 
 PREVIEW_REQUESTS = 1000
-_scenarios: Kept[Scenario] = Kept(KEPT)
+_scenarios: Kept[Scenario] = Kept(serving.KEPT)
 
 
 def scenario_of(page: Page, raw: Raw) -> Scenario:
@@ -116,9 +106,9 @@ def scenario_of(page: Page, raw: Raw) -> Scenario:
 
 def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
     """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way."""
-    is_short = len(requests_of(scenario.workload, scenario.seed)) <= PREVIEW_REQUESTS
+    is_short = len(serving.requests_of(scenario.workload, scenario.seed)) <= PREVIEW_REQUESTS
     workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
-    result = simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
+    result = serving.simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
     drawn = result.drawings if is_drawn and not raw["pins"] else {}
     return {
         "plots": {name: drawn[name] for name in LATENCIES if name in drawn},
@@ -128,7 +118,7 @@ def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
 
 def latency_plots(page: Page, raw: Raw, scenario: Scenario) -> Line:
     """The distributions of the latencies, of this result and of the pinned ones."""
-    result = simulated(scenario)
+    result = serving.simulated(scenario)
     now, pinned = _pinned(page, raw)
     runs = {now if pinned else "": result}
     runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
@@ -151,15 +141,15 @@ def _coloured(figure: Mapping[str, Any], colours: Sequence[str]) -> dict[str, An
 
 def known_texts(scenario: Scenario) -> dict[str, str]:
     """What surrounds the plots, with intervals and what the timing sources say, where that was found before."""
-    intervals = known_intervals(scenario)
-    return {} if intervals is None else texts(judged(scenario), intervals)
+    intervals = serving.known_intervals(scenario)
+    return {} if intervals is None else texts(serving.judged(scenario), intervals)
 
 
 def judged_texts(scenario: Scenario, question: Question) -> Line:
     """The key figures once more, with intervals and what the timing sources say: both take longer than all plots."""
-    if known_intervals(scenario) is not None:
+    if serving.known_intervals(scenario) is not None:
         return {}
-    find_intervals(scenario, question)
+    serving.find_intervals(scenario, question)
     with question.turn():
         return {"texts": known_texts(scenario)}
 
@@ -171,7 +161,7 @@ def _pinned(page: Page, raw: Raw) -> tuple[str, dict[str, Simulation | GnomonErr
     found: dict[str, Simulation | GnomonError] = {}
     for name, state in others:
         try:
-            found[name] = simulated(to_scenario(page.read(state)))
+            found[name] = serving.simulated(to_scenario(page.read(state)))
         except GnomonError as error:
             found[name] = error
     return now, found
@@ -207,10 +197,10 @@ def curve(name: str, scenario: Scenario, question: Question) -> Line:
 
 
 def _curve(name: str, scenario: Scenario, question: Question) -> dict[str, Any]:
-    if requests_of(scenario.workload, scenario.seed).shape is None:
+    if serving.requests_of(scenario.workload, scenario.seed).shape is None:
         return blocks.blank(300, "These arrivals have no rate to change.")
-    found = load_curve(scenario, question)
-    most = capacity(scenario, question)
+    found = serving.load_curve(scenario, question)
+    most = serving.capacity(scenario, question)
     return load_figure(name, found, scenario.slo, capacity=most, load=scenario.workload.rate)
 
 
@@ -313,7 +303,7 @@ def answer_lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) 
         plots = latency_plots(page, raw, scenario)
     yield {"plots": plots}
     with question.turn():
-        result = simulated(scenario)
+        result = serving.simulated(scenario)
         compared = {"comparison": _comparison(page, raw, result)}
         line = {"texts": (known_texts(scenario) or texts(result, None)) | compared}
         plots = {name: result.drawings[name] for name in OVER_TIME}

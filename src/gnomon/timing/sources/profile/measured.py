@@ -147,9 +147,8 @@ class Measured:
         if samples is None:
             return None
         lows, highs = samples.sizes.min(axis=0), samples.sizes.max(axis=0)
-        if (
-            isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2
-        ):  # Measured by the rows of all local experts; asked by tokens.
+        # Experts are measured by the rows of all local ones, and asked by tokens.
+        if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2:
             per_token = _tokens_here(operator.work, np.ones(1))[0]
             return ((float(lows[0] / per_token), float(highs[0] / per_token)),)
         return tuple((float(low), float(high)) for low, high in zip(lows, highs, strict=True))
@@ -197,15 +196,7 @@ class Measured:
         whole, work = samples.measured_as, operator.work
         if not isinstance(whole, Experts) or not isinstance(work, Experts) or whole.ffn == work.ffn:
             return np.ones_like(tokens)
-        local = Experts(
-            work.num_experts,
-            work.num_local,
-            work.per_token,
-            work.hidden,
-            whole.ffn,
-            work.projections,
-            work.format,
-        )
+        local = replace(work, ffn=whole.ffn, load="balanced")
         return self._roofline.experts_s(work, tokens) / self._roofline.experts_s(local, tokens)
 
 

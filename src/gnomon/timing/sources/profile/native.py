@@ -12,23 +12,20 @@ from gnomon.core.errors import DataError
 from gnomon.core.text import read_json
 from gnomon.timing.host import PHASES, HostConfig
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
-from gnomon.timing.sources.profile.samples import Bundle, Key, Samples, collective_key
+from gnomon.timing.sources.profile.samples import NAMED, Bundle, Key, Samples, collective_key
 
 FORMAT, VERSION = "gnomon-profile", 1
 
-KEYS: dict[str, tuple[str, ...]] = {
-    "gemm": ("dtype", "m", "n", "k"),
-    "attention": ("dtype", "heads", "kv_heads", "head_dim", "chunk", "kv", "decodes", "decode_kv"),
-    "skew": (
-        *("dtype", "heads", "kv_heads", "head_dim", "chunk", "kv"),
-        *("decodes", "long_decodes", "decode_kv", "long_kv"),
-    ),
-    "elementwise": ("dtype", "operator", "tokens", "width"),
-    "moe": ("dtype", "experts", "top_k", "hidden", "intermediate", "tokens", "activated_experts"),
-    "collective": ("collective", "num_ranks", "ranks_per_node", "bytes"),
-    "host": ("operator", "sequences"),
-}
+KEYS: dict[str, tuple[str, ...]] = {file: tuple(columns) for file, columns in NAMED["native"].items()}
 """The files of a bundle and their key columns."""
+
+
+_SHAPED = {
+    "gemm": ("gemm", ("n", "k"), ("m",)),
+    "skew": ("skew", KEYS["skew"][1:4], KEYS["skew"][4:]),
+    "moe": ("experts", KEYS["moe"][1:5], KEYS["moe"][5:]),
+}
+"""Files whose rows are grouped by shape: what samples are called, columns of the shape, columns of the sizes."""
 
 
 def find_root(path: Path) -> Path | None:
@@ -47,19 +44,18 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
     for file in manifest["files"]:
         columns = _checked(root, file, manifest)
         match file.split(".")[0]:
-            case "gemm":
-                _read_gemm(bundle, columns, dtype)
+            case "gemm" | "skew" | "moe" as kind:
+                some = _of_dtype(columns, kv_dtype if kind == "skew" else dtype)
+                if some.frame.height:
+                    name, shape, sizes = _SHAPED[kind]
+                    _add_groups(bundle, some, name, some.sizes(*shape), *sizes)
             case "attention":
                 _read_attention(bundle, columns, kv_dtype)
-            case "skew":
-                _read_skew(bundle, columns, kv_dtype)
             case "elementwise":
                 operators = columns.texts("operator")
                 for operator in np.unique(operators):
                     part = columns.where(operators == operator)
                     _add_groups(bundle, part, str(operator), part.sizes("width"), "tokens")
-            case "moe":
-                _read_experts(bundle, columns, dtype)
             case "collective":
                 _read_collectives(bundle, columns)
             case "host":
@@ -126,12 +122,6 @@ def _add_groups(bundle: Bundle, columns: Columns, kind: str, groups: Floats, *si
         bundle.add(key, Samples(points[rows], seconds[rows], str(columns.path), spread[rows]))
 
 
-def _read_gemm(bundle: Bundle, columns: Columns, dtype: str) -> None:
-    columns = _of_dtype(columns, dtype)
-    if columns.frame.height:
-        _add_groups(bundle, columns, "gemm", columns.sizes("n", "k"), "m")
-
-
 def _read_attention(bundle: Bundle, columns: Columns, dtype: str) -> None:
     columns = _of_dtype(columns, dtype)
     if not columns.frame.height:
@@ -145,20 +135,6 @@ def _read_attention(bundle: Bundle, columns: Columns, dtype: str) -> None:
         if rows.any():
             part = columns.where(rows)
             _add_groups(bundle, part, kind, part.sizes("heads", "kv_heads", "head_dim"), *sizes)
-
-
-def _read_skew(bundle: Bundle, columns: Columns, dtype: str) -> None:
-    columns = _of_dtype(columns, dtype)
-    if columns.frame.height:
-        sizes = ("chunk", "kv", "decodes", "long_decodes", "decode_kv", "long_kv")
-        _add_groups(bundle, columns, "skew", columns.sizes("heads", "kv_heads", "head_dim"), *sizes)
-
-
-def _read_experts(bundle: Bundle, columns: Columns, dtype: str) -> None:
-    columns = _of_dtype(columns, dtype)
-    if columns.frame.height:
-        shape = columns.sizes("experts", "top_k", "hidden", "intermediate")
-        _add_groups(bundle, columns, "experts", shape, "tokens", "activated_experts")
 
 
 def _read_collectives(bundle: Bundle, columns: Columns) -> None:

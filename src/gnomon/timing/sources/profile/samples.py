@@ -9,20 +9,8 @@ import numpy as np
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
 from gnomon.core.text import own_yaml
+from gnomon.timing import operators
 from gnomon.timing.host import HostConfig
-from gnomon.timing.operators import (
-    Communication,
-    Decode,
-    Elementwise,
-    Experts,
-    Gemm,
-    Mixed,
-    Operator,
-    Prefill,
-    Recurrence,
-    Sampling,
-    Work,
-)
 
 Key = tuple[str | int, ...]
 """A name of the operator graph, ("name", ...), or a shape, e.g. ("gemm", n, k)."""
@@ -39,7 +27,7 @@ class Samples:
     """The file they come from."""
     spread: Floats | None = None
     """Relative spread of the repeats behind each row."""
-    measured_as: Work | None = None
+    measured_as: operators.Work | None = None
     """The shape that was measured, where the operator's own is a slice of it."""
     is_between: bool = False
     """Not measured itself, but made from measured shapes around it."""
@@ -79,18 +67,15 @@ class Bundle:
         """Keep samples; rows of a key that is there already are joined."""
         known = self.samples.get(key)
         if known is not None:
-            samples = Samples(
-                np.concatenate([known.sizes, samples.sizes]),
-                np.concatenate([known.seconds, samples.seconds]),
-                known.where,
-                None
-                if known.spread is None or samples.spread is None
-                else np.concatenate([known.spread, samples.spread]),
-                known.measured_as,
-            )
+            has_spread = known.spread is not None and samples.spread is not None
+            names = ("sizes", "seconds", *(("spread",) if has_spread else ()))
+            both: dict[str, Any] = {
+                name: np.concatenate([getattr(known, name), getattr(samples, name)]) for name in names
+            }
+            samples = Samples(**both, where=known.where, measured_as=known.measured_as)
         self.samples[key] = samples
 
-    def find(self, operator: Operator, node: Node) -> Samples | None:
+    def find(self, operator: operators.Operator, node: Node) -> Samples | None:
         """The measurements of an operator, by its name or else by its shape (and its group's place on `node`)."""
         for key in (("name", operator.name), *shape_keys(operator, node)):
             if key in self.samples:
@@ -102,30 +87,30 @@ NAMED: dict[str, Any] = own_yaml(files("gnomon.timing.sources.profile") / "opera
 """Operators by the names that files of measurements have for them."""
 
 
-def shape_keys(operator: Operator, node: Node | None = None) -> tuple[Key, ...]:
+def shape_keys(operator: operators.Operator, node: Node | None = None) -> tuple[Key, ...]:
     """What an operator is called where shapes, not models, are measured; the first that was measured counts.
 
     Collectives need the node on which their group lies.
     """
     work = operator.work
     match work:
-        case Gemm():
+        case operators.Gemm():
             return (("gemm", work.n, work.k),) if work.batch == 1 else (("bmm", work.batch, work.n, work.k),)
-        case Elementwise():
+        case operators.Elementwise():
             return _elementwise_keys(operator.name, work.bytes_each)
-        case Prefill() | Decode() | Mixed():
+        case operators.Prefill() | operators.Decode() | operators.Mixed():
             if work.window:
                 return ((f"{operator.kind}/{work.window}", work.num_heads, work.num_kv_heads, work.qk_dim),)
             heads = (work.num_heads, work.num_kv_heads, work.qk_dim)
             # Latent attention is another kernel: no ordinary shape may stand in for it.
             return ((operator.kind, *heads),) if work.qk_dim == work.v_dim else ((operator.kind, *heads, work.v_dim),)
-        case Experts():
+        case operators.Experts():
             return (("experts", work.num_local, work.per_token, work.hidden, work.ffn),)
-        case Recurrence():
+        case operators.Recurrence():
             return ((work.kernel, work.num_k_heads, work.num_v_heads, work.k_dim, work.v_dim),)
-        case Sampling():
+        case operators.Sampling():
             return ()
-        case Communication():
+        case operators.Communication():
             assert node is not None, "a collective is called by its group's place"
             at = work.group.on(node)
             # Two GPUs were measured side by side: that says nothing of two in different pairs.

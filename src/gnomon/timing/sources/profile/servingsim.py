@@ -131,15 +131,9 @@ def read_attention(path: Path) -> dict[str, Samples]:
 def read_experts(path: Path, model: Model) -> Samples:
     """The experts of one layer by tokens and the number of experts that some token chose."""
     samples = _samples(read_csv(path, ("tokens", "activated_experts", "time_us")), "tokens", "activated_experts")
-    whole = Experts(
-        model.num_experts,
-        model.num_experts,
-        model.experts_per_token,
-        model.hidden_size,
-        model.expert_ffn_size,
-        model.num_projections,
-    )
-    return Samples(samples.sizes, samples.seconds, samples.where, measured_as=whole)
+    shape = (model.experts_per_token, model.hidden_size, model.expert_ffn_size, model.num_projections)
+    whole = Experts(model.num_experts, model.num_experts, *shape)
+    return replace(samples, measured_as=whole)
 
 
 def read_skew(path: Path) -> SkewSamples:

@@ -14,7 +14,7 @@ from gnomon.timing.sources.profile.samples import Bundle
 from gnomon.timing.sources.silicon.attention import attention_kernels
 from gnomon.timing.sources.silicon.products import gemm_kernels
 from gnomon.timing.sources.silicon.source import Silicon
-from gnomon.timing.sources.silicon.tables import ENGINES, SYSTEMS, data_folder, find_tables
+from gnomon.timing.sources.silicon.tables import ENGINES, NAMES, SYSTEMS, data_folder, find_tables
 
 __all__ = ["ENGINES", "SYSTEMS", "Silicon", "data_folder", "has_device", "make", "read_bundle"]
 
@@ -28,18 +28,9 @@ def has_device(device: Device) -> bool:
 
 
 MEASURED = {
-    ("vllm", "grouped"): (0.07, 0.23),
-    ("vllm", "window"): (0.08, 0.16),
-    ("vllm", "latent"): (0.08, 0.36),
-    ("sglang", "latent"): (0.14, 0.42),
-    ("sglang", "sparse"): (0.08, 0.18),
-    ("sglang", "linear"): (0.09, 0.22),
-    ("trtllm", "grouped"): (0.05, 0.12),
-    ("trtllm", "window"): (0.14, 0.24),
-    ("trtllm", "latent"): (0.10, 0.40),
+    (engine, kind): tuple(errors) for engine, one in NAMES["server_errors"].items() for kind, errors in one.items()
 }
-"""Engine and family of attention -> what iterations are off by beside their kernels, and first tokens beside that
-(standard deviations of the logarithm): such that 90 % of InferenceX's measured servers of the even half lie inside."""
+"""Engine and family of attention -> what iterations are off by beside their kernels, and first tokens beside that."""
 ELSEWHERE = (0.15, 0.40)
 """The same of engines and families that no constant was fitted to, from fits that left them out (docs/intervals.md)."""
 

@@ -10,45 +10,14 @@ import polars as pl
 from gnomon.timing.operators import Experts, Operator
 from gnomon.timing.sources.profile.samples import Key, Samples
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, read_kernels, scaled
-from gnomon.timing.sources.silicon.tables import Table
+from gnomon.timing.sources.silicon.tables import NAMES, Table
 from gnomon.timing.sources.silicon.untuned import tuned
 
 _SHAPE = ("num_experts", "num_local", "topk", "hidden_size", "ffn")
-DTYPES: dict[str, tuple[str, ...]] = {
-    "bf16": ("bfloat16",),
-    "fp16": ("bfloat16",),
-    "fp8": ("fp8", "fp8_block"),
-    "fp8_block": ("fp8_block", "fp8"),
-    "mxfp8": ("fp8_block", "fp8"),
-    "int8": ("fp8",),
-    "nvfp4": ("nvfp4", "int4_wo", "w4a16_mxfp4"),
-    "fp4": ("nvfp4", "int4_wo", "w4a16_mxfp4"),
-    "nvfp4_weights": ("int4_wo", "w4a16_mxfp4"),
-    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "int4_wo"),
-    "int4": ("int4_wo", "w4a16_mxfp4"),
-    "int4_group32": ("int4_wo", "w4a16_mxfp4"),
-}
-"""Number format -> what the tables call it, then what stands in for it."""
-_POINT = (
-    "num_tokens",
-    "hidden_size",
-    "inter_size",
-    "topk",
-    "num_experts",
-    "moe_tp_size",
-    "moe_ep_size",
-    "distribution",
-)
+DTYPES: dict[str, list[str]] = NAMES["experts"]
+_SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+_POINT = (*_SIZES, "distribution")
 LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
-KERNELS = {
-    "trtllm": ("flashinfer_trtllm", "min_latency", "moe_torch_flow$"),
-    "cutlass": ("cutlass",),
-    "deepgemm": ("deepgemm",),
-    "triton": ("triton", "vllm_fused_moe", "moe_torch_flow$"),
-    "marlin": ("marlin",),
-}
-"""Family of kernels -> how the tables' `kernel_source` names it (a regular expression). TensorRT-LLM's `moe_torch_flow`
-alone is its own kernel on Blackwell, OpenAI's in Triton on Hopper."""
 
 
 def find_experts(query: Query, operator: Operator, work: Experts) -> Found | None:
@@ -161,9 +130,7 @@ def expert_kernels(table: Table, dtype: str, load: str, kernel: str = "") -> Ker
     The busiest rank was measured; tokens are those of the whole group. Under even load a table's tokens chose experts
     of this rank alone (over two ranks they take as long as over one): a group has as many times more tokens as ranks.
     """
-    rows = table.rows(
-        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "latency"
-    )
+    rows = table.rows(*_SIZES, "latency")
     ranks = pl.col("moe_ep_size") if load == "balanced" else 1
     rows = rows.filter((pl.col("moe_dtype") == dtype) & (pl.col("distribution") == load)).with_columns(
         num_tokens=pl.col("num_tokens") * ranks,
@@ -171,5 +138,5 @@ def expert_kernels(table: Table, dtype: str, load: str, kernel: str = "") -> Ker
         num_local=pl.col("num_experts") // pl.col("moe_ep_size"),
     )
     if kernel:
-        rows = rows.filter(pl.col("kernel_source").str.contains("|".join(KERNELS[kernel])))
+        rows = rows.filter(pl.col("kernel_source").str.contains("|".join(NAMES["expert_kernels"][kernel])))
     return read_kernels(table, rows, "experts", _SHAPE, ("num_tokens",))

@@ -59,52 +59,32 @@ class _Form:
     is_module: bool
 
 
-_KERNEL = {
-    "attention_prefill": _Form("mla", "context_mla_perf", False),
-    "attention_decode": _Form("mla", "generation_mla_perf", False),
-}
-_MODULE = {
-    "attention_prefill": _Form("mla", "mla_context_module_perf", True),
-    "attention_decode": _Form("mla", "mla_generation_module_perf", True),
-}
-_SPARSE = {
-    "attention_prefill": _Form("sparse_attention", "dsa_context_module_perf", True),
-    "attention_decode": _Form("sparse_attention", "dsa_generation_module_perf", True),
-}
-_BLOCKS = {
-    "attention_prefill": _Form("msa", "msa_context_module_perf", True),
-    "attention_decode": _Form("msa", "msa_generation_module_perf", True),
-}
 BLOCKS_MODULE = "MiniMaxM3ForCausalLM"
 COMPRESSED_MODULE = "DeepseekV4ForCausalLM"
 
 
-def _compressed(name: str) -> dict[str, _Form]:
-    """DeepSeek-V4's module of an operator. Layers with a window alone were not measured: as those that hardly read
-    more."""
-    kind = "csa" if name.startswith("csa") else "hca"
-    return {
-        "attention_prefill": _Form("sparse_attention", f"dsv4_{kind}_context_module_perf", True),
-        "attention_decode": _Form("sparse_attention", f"dsv4_{kind}_generation_module_perf", True),
-    }
-
-
-def _forms(operator: Operator, latent: LatentQuery) -> tuple[dict[str, _Form], ...]:
+def _forms(operator: Operator, latent: LatentQuery) -> tuple[_Form, ...]:
+    """The tables that may hold it. DeepSeek-V4's layers with a window alone were not measured: as those that hardly
+    read more."""
+    phase = "context" if operator.kind == "attention_prefill" else "generation"
+    kernel, module = _Form("mla", f"{phase}_mla_perf", False), _Form("mla", f"mla_{phase}_module_perf", True)
     if latent.architecture.startswith(COMPRESSED_MODULE):
-        return (_compressed(operator.name),)
+        name = "dsv4_csa" if operator.name.startswith("csa") else "dsv4_hca"
+        return (_Form("sparse_attention", f"{name}_{phase}_module_perf", True),)
+    if latent.architecture == BLOCKS_MODULE:
+        return (_Form("msa", f"msa_{phase}_module_perf", True),)
     if latent.architecture:
-        return (_BLOCKS,) if latent.architecture == BLOCKS_MODULE else (_SPARSE,)
-    return (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
+        return (_Form("sparse_attention", f"dsa_{phase}_module_perf", True),)
+    return (module, kernel) if latent.has_module else (kernel,)
 
 
 def find_latent(
     query: Query, operator: Operator, work: Prefill | Decode, latent: LatentQuery
 ) -> tuple[Found, bool] | None:
     """The kernel or the module's remainder (then True), in the engine or the others."""
-    forms = _forms(operator, latent)
     kv = KV_DTYPES.get(query.kv_dtype, "bfloat16")
     candidates, excuses = [], ""
-    for form in (one[operator.kind] for one in forms):
+    for form in _forms(operator, latent):
         of_form = query.tables(form.family, form.table)
         kept, excuse = tuned(of_form, _points, form, kv, latent.architecture)
         candidates += [(table, form) for table in kept]

@@ -27,20 +27,10 @@ from gnomon.timing.sources.silicon.kernels import (
     scaled,
 )
 from gnomon.timing.sources.silicon.quantizing import row_wise_s
-from gnomon.timing.sources.silicon.tables import Table
+from gnomon.timing.sources.silicon.tables import NAMES, Table
 from gnomon.timing.sources.silicon.untuned import tuned
 
-DTYPES: dict[str, tuple[str, ...]] = {
-    "bf16": ("bfloat16",),
-    "fp16": ("bfloat16",),
-    "fp8": ("fp8", "fp8_block"),
-    "fp8_block": ("fp8_block", "fp8"),
-    "mxfp8": ("fp8_block", "fp8"),
-    "nvfp4": ("nvfp4", "fp8"),
-    "fp4": ("nvfp4", "fp8"),
-}
-"""Number format -> what the tables call it, then what stands in for it (scaled by the roofline). Weights that are only
-stored smaller have no products of their own in the tables: those of 16 bits stand in."""
+DTYPES: dict[str, list[str]] = NAMES["products"]
 OURS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
 FEW_ROWS = (1, 4, 16, 64, 128)
@@ -49,7 +39,7 @@ MIN_WIDTH = 512
 
 def find_gemm(query: Query, operator: Operator, work: Gemm) -> Found | None:
     """A product: its own shape or one between shapes, in the engine's tables or the others'."""
-    names = DTYPES.get(work.format.name, ("", "bfloat16"))
+    names = DTYPES.get(work.format.name, ["", "bfloat16"])
     for dtype in filter(None, names):
         tables, excuse = tuned(query.tables("gemm", "gemm_perf"), product_points, dtype)
         for look in (_close, _far):

@@ -6,34 +6,18 @@ import numpy as np
 
 from gnomon.catalog.quantization import weight_format
 from gnomon.core.arrays import Floats
-from gnomon.timing.operators import (
-    Communication,
-    Decode,
-    Elementwise,
-    Experts,
-    Gemm,
-    Operator,
-    Prefill,
-    Recurrence,
-)
+from gnomon.timing import operators
 from gnomon.timing.sources import Context
 from gnomon.timing.sources.profile.measured import MIN_ROWS, Measured
 from gnomon.timing.sources.profile.samples import Bundle, Samples
 from gnomon.timing.sources.roofline import Roofline
+from gnomon.timing.sources.silicon import latent
 from gnomon.timing.sources.silicon.attention import ONE_BLOCK, find_attention, waiting_for_the_longest
 from gnomon.timing.sources.silicon.collectives import find_collective
 from gnomon.timing.sources.silicon.elementwise import find_elementwise
 from gnomon.timing.sources.silicon.exchange import find_exchange
 from gnomon.timing.sources.silicon.experts import find_experts
 from gnomon.timing.sources.silicon.kernels import Found, Query
-from gnomon.timing.sources.silicon.latent import (
-    BLOCKS_MODULE,
-    COMPRESSED_MODULE,
-    INSIDE,
-    PROJECTIONS,
-    LatentQuery,
-    find_latent,
-)
 from gnomon.timing.sources.silicon.linear import find_recurrence
 from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm
 from gnomon.timing.sources.silicon.quantizing import find_quantize
@@ -57,16 +41,16 @@ class Silicon(Measured):
             system, c.engine, c.engine_version, context.kv_dtype, roofline, c.expert_kernel, c.all_reduce
         )
         self._context = context
-        self._found: dict[Operator, Found | None] = {}
+        self._found: dict[operators.Operator, Found | None] = {}
         self._names = {one.name for one in context.operators()}
         self._note_module()
 
-    def samples(self, operator: Operator) -> Samples | None:
+    def samples(self, operator: operators.Operator) -> Samples | None:
         """What was measured of an operator, or of the shapes nearest to it."""
         found = self._find(operator)
         return found.samples if found else None
 
-    def provenance(self, operator: Operator) -> str:
+    def provenance(self, operator: operators.Operator) -> str:
         """Which engine and version measured it, and what stood in for what."""
         if operator.name in self.bundle.included:
             return "part of attention"
@@ -75,7 +59,11 @@ class Silicon(Measured):
 
     def skew(self, decodes: Floats) -> Floats | None:
         """How far unequal KV lengths move a decode towards its longest, where kernels leave a sequence to one SM."""
-        whole = [one.work for one in self._context.operators() if isinstance(one.work, Decode) and not one.work.window]
+        whole = [
+            one.work
+            for one in self._context.operators()
+            if isinstance(one.work, operators.Decode) and not one.work.window
+        ]
         if self._has_modules or not whole or self._query.system not in ONE_BLOCK:
             return None
         return waiting_for_the_longest(decodes, whole[0].num_kv_heads, self._context.device.num_sms)
@@ -111,38 +99,38 @@ class Silicon(Measured):
             return []
         return [f"silicon: left out points whose time falls when work grows: {'; '.join(dict.fromkeys(odd))}."]
 
-    def _find(self, operator: Operator) -> Found | None:
+    def _find(self, operator: operators.Operator) -> Found | None:
         if operator not in self._found:
             found = self._look_up(operator)
             self._found[operator] = found if found and len(found.samples.seconds) >= MIN_ROWS else None
         return self._found[operator]
 
-    def _look_up(self, operator: Operator) -> Found | None:
+    def _look_up(self, operator: operators.Operator) -> Found | None:
         query, work = self._query, operator.work
         match work:
-            case Gemm(batch=1):
+            case operators.Gemm(batch=1):
                 return find_gemm(query, operator, work)
-            case Gemm():
+            case operators.Gemm():
                 return find_absorbed(query, operator, work) if self._context.model.mla else None
-            case Experts():
+            case operators.Experts():
                 return find_experts(query, operator, work)
-            case Prefill() | Decode() if self._has_modules:
-                latent = None if _is_indexer(operator) else find_latent(query, operator, work, self._latent)
-                return latent[0] if latent else None
-            case Prefill() | Decode():
+            case operators.Prefill() | operators.Decode() if self._has_modules:
+                held = None if _is_indexer(operator) else latent.find_latent(query, operator, work, self._latent)
+                return held[0] if held else None
+            case operators.Prefill() | operators.Decode():
                 return find_attention(query, operator, work)
-            case Recurrence():
+            case operators.Recurrence():
                 return find_recurrence(query, operator, work)
-            case Communication(collective="all_to_all"):
+            case operators.Communication(collective="all_to_all"):
                 found = find_exchange(query, operator.name, work, self._context.model)
                 return found or find_collective(query, operator, work)
-            case Communication():
+            case operators.Communication():
                 return find_collective(query, operator, work)
-            case Elementwise() if operator.name.endswith("quantize"):
+            case operators.Elementwise() if operator.name.endswith("quantize"):
                 return find_quantize(query, operator, work)
-            case Elementwise() if operator.name.startswith("streams"):
+            case operators.Elementwise() if operator.name.startswith("streams"):
                 return find_streams(query, operator, self._context.model)
-            case Elementwise():
+            case operators.Elementwise():
                 return find_elementwise(query, operator, work)
         return None
 
@@ -153,12 +141,12 @@ class Silicon(Measured):
         graph = {one.name: one for one in self._context.operators()}
         self._graph = graph
         both = [
-            find_latent(self._query, one, one.work, self._latent)
+            latent.find_latent(self._query, one, one.work, self._latent)
             for one in graph.values()
-            if isinstance(one.work, Prefill | Decode) and not _is_indexer(one)
+            if isinstance(one.work, operators.Prefill | operators.Decode) and not _is_indexer(one)
         ]
         if all(found and found[1] for found in both):
-            self.bundle.included |= INSIDE
+            self.bundle.included |= latent.INSIDE
 
     @property
     def _has_modules(self) -> bool:
@@ -166,24 +154,24 @@ class Silicon(Measured):
         return self._context.model.mla is not None or self._context.model.indexer is not None
 
     @property
-    def _latent(self) -> LatentQuery:
+    def _latent(self) -> latent.LatentQuery:
         model = self._context.model
         architecture = _SPARSE_MODULES.get(model.hidden_size, "none") if model.indexer else ""
         if model.compressed:
-            architecture = f"{COMPRESSED_MODULE}/{_COMPRESSED_MODELS.get(model.hidden_size, 'none')}"
+            architecture = f"{latent.COMPRESSED_MODULE}/{_COMPRESSED_MODELS.get(model.hidden_size, 'none')}"
         elif model.mla is None:
-            architecture = BLOCKS_MODULE if model.model_type == "minimax_m3" else "none"
+            architecture = latent.BLOCKS_MODULE if model.model_type == "minimax_m3" else "none"
         has_module = model.mla is not None and (model.hidden_size, model.mla.q_rank) == (7168, 1536)
-        return LatentQuery(architecture, has_module, self._projections_s)
+        return latent.LatentQuery(architecture, has_module, self._projections_s)
 
     def _projections_s(self, is_prompt: bool, tokens: Floats, dtype: str) -> Floats:
         """Seconds of the module's projections in a number format."""
         total = np.zeros_like(tokens)
-        for name in PROJECTIONS:
+        for name in latent.PROJECTIONS:
             one = self._graph.get(name)
             if one is None or (one.kind == "prompt_token" and not is_prompt):
                 continue
-            assert isinstance(one.work, Gemm)
+            assert isinstance(one.work, operators.Gemm)
             one = replace(one, work=replace(one.work, format=weight_format(dtype)))
             covered = self.measured(one)
             if covered is not None:
@@ -197,7 +185,7 @@ def _origin(provenance: str) -> str:
     return provenance.split(",")[0].split(" (")[0].replace("roofline", "by the roofline")
 
 
-def _is_indexer(operator: Operator) -> bool:
+def _is_indexer(operator: operators.Operator) -> bool:
     return operator.name.startswith("indexer")
 
 

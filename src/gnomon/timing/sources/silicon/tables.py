@@ -10,28 +10,20 @@ than the newest do, see docs/silicon.md.)
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import polars as pl
 
 from gnomon.core.errors import DataError, MissingExtraError
+from gnomon.core.text import own_yaml
 from gnomon.timing.config import Engine
 
-SYSTEMS = {
-    "a100-80gb": "a100_sxm",
-    "h100": "h100_sxm",
-    "h200": "h200_sxm",
-    "b200": "b200_sxm",
-    "b300": "b300_sxm",
-    "gb200": "gb200",
-    "gb300": "gb300",
-    "l4": "l4",
-    "l40s": "l40s",
-    "rtx-pro-6000": "rtx_pro_6000_server",
-}
-"""Device -> its folder in the package."""
+NAMES: dict[str, Any] = own_yaml(files("gnomon.timing.sources.silicon") / "names.yaml")
+"""What the package calls things."""
+SYSTEMS: dict[str, str] = NAMES["systems"]
 
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
