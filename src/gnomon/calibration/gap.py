@@ -33,7 +33,6 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """Simulated over recorded, less one."""
         return self.simulated / self.recorded - 1.0 if self.recorded else 0.0
 
 

@@ -35,11 +35,9 @@ class Kernels:
     """Of both, choosing tokens: it begins when all before it is launched."""
 
     def take(self, index: Any) -> Kernels:
-        """Some of them."""
         return Kernels(self.memory[index], self.compute[index], self.after[index])
 
     def seconds(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
-        """At a clock, times a factor."""
         return scale * (self.memory + self.compute / clock)
 
 

@@ -47,11 +47,9 @@ class Steps:
         return np.cumsum(self.seconds) - self.seconds if self.start_s is None else self.start_s - self.start_s[0]
 
     def timed(self) -> Steps:
-        """The same with the times at which they began."""
         return self if self.start_s is not None else replace(self, start_s=self.at_s)
 
     def take(self, index: Any) -> Steps:
-        """Some of them."""
         arrays = {
             name: getattr(self, name)[index]
             for name in self.__dataclass_fields__

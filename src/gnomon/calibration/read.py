@@ -29,7 +29,6 @@ Values = dict[str, float]
 
 
 def is_scrape(text: str) -> bool:
-    """Whether a text is a scrape of an engine that is known."""
     return _LINE.search(text) is not None
 
 
@@ -138,7 +137,6 @@ def _read_folder(folder: Path) -> Log:
 
 
 def _engine_facts(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run of the reference engine."""
     engine, model = about.get("engine"), about.get("model")
     if isinstance(model, str) and model in catalog.model_names():
         return {"model": model}

@@ -34,7 +34,6 @@ class Figures:
     values: dict[str, dict[str, tuple[float, float]]]
 
     def error(self, metric: str, statistic: str = "mean") -> float:
-        """Simulated over recorded, less one."""
         recorded, simulated = self.values[metric][statistic]
         return simulated / recorded - 1.0 if recorded > 0 else 0.0
 
@@ -65,7 +64,6 @@ class Latencies(NamedTuple):
 
     @classmethod
     def of(cls, sent_s: Floats, first_s: Floats, last_s: Floats, outputs: Any) -> Latencies:
-        """From stamps."""
         several = outputs > 1
         return cls(first_s - sent_s, (last_s - first_s)[several] / (outputs[several] - 1), last_s - sent_s)
 
@@ -78,7 +76,6 @@ def latencies(stamps: Stamps) -> Latencies:
 
 
 def simulated_latencies(done: Run) -> Latencies:
-    """The latencies of a simulation."""
     q = done.cluster.requests
     return Latencies.of(q.arrival_s, q.first_token_s, q.last_token_s, q.output_tokens)
 
@@ -95,7 +92,6 @@ def figures(pairs: Sequence[tuple[Stamps, Run]]) -> Figures:
 
 
 def statistic(values: Floats, percent: float | None) -> float:
-    """A percentile, or the mean."""
     return float(values.mean() if percent is None else np.percentile(values, percent))
 
 
@@ -117,12 +113,10 @@ class Promised:
 
     @property
     def error(self) -> float:
-        """Foretold over recorded, less one."""
         return self.foretold / self.recorded - 1.0 if self.recorded > 0 else 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether the recorded one lies inside."""
         return self.low <= self.recorded <= self.high
 
 

@@ -35,7 +35,6 @@ _ROWS = (
 
 
 def is_request_row(row: Mapping[str, Any]) -> bool:
-    """Whether a flat row is about one request."""
     return any(all(name in row for name in names) for names in _ROWS)
 
 

@@ -81,7 +81,6 @@ class RequestFit:
 
 
 def target_of(log: Log, seed: int = 0) -> Target:
-    """What is compared of a load."""
     if log.stamps is None:
         assert log.counters is not None
         return _from_counters(log.name, log.counters, seed)
@@ -128,7 +127,6 @@ def means_of(prompt: Any, output: Any, ttft_s: Floats, rest_s: Floats, bins: Flo
 
 
 def simulated(scenario: Scenario, target: Target, constants: Constants) -> Floats:
-    """The means of a target by simulation."""
     front = scenario.front_end.model_copy(update={"reply_s": constants.reply})
     chosen = scenario.model_copy(update={"front_end": front})
     q = run(chosen, requests=target.requests, adjust=constants.adjusted).cluster.requests

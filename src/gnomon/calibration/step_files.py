@@ -27,7 +27,6 @@ VLLM_LINE = re.compile(
 
 
 def is_step_row(row: Mapping[str, Any]) -> bool:
-    """Whether a row is about an iteration rather than a request."""
     names = set(row)
     has_time = _has(names, "seconds") or (_has(names, "start") and _has(names, "end"))
     return has_time and _has(names, "decodes") and (_has(names, "prefill") or _has(names, "tokens"))

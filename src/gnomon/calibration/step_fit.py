@@ -69,7 +69,6 @@ class Phase:
     """The phase whose constants these are, where too few iterations were seen."""
 
     def times(self, factor: float) -> Phase:
-        """All of it so many times longer."""
         seconds = ("constant", "per_sequence", "per_token", "launch")
         return replace(self, **{name: factor * getattr(self, name) for name in seconds})
 
@@ -119,11 +118,9 @@ class Rows:
         return len(self.seconds)
 
     def take(self, index: Ints) -> Rows:
-        """Some of them."""
         return Rows(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
     def gpu(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
-        """Seconds of their kernels."""
         return scale * (self.memory + self.compute / clock)
 
 
@@ -213,7 +210,6 @@ def levelled(data: Data, fit: Fit) -> Fit:
 
 
 def joined(rows: Sequence[Rows]) -> Rows:
-    """Several logs together."""
     return Rows(*(np.concatenate([getattr(one, name) for one in rows]) for name in Rows.__dataclass_fields__))
 
 

@@ -61,7 +61,6 @@ def plans_as(name: str, replica: ReplicaConfig) -> bool:
 
 
 def has_adapters(scenario: Scenario) -> bool:
-    """Whether requests ask for LoRA adapters."""
     trace = scenario.workload.trace
     columns = None if trace is None else trace.columns
     return scenario.workload.adapters is not None or (columns is not None and columns.adapter is not None)

@@ -48,7 +48,6 @@ class Conversion:
 
     @property
     def scenario(self) -> Scenario:
-        """The scenario itself."""
         return build(Scenario, self.values)
 
 

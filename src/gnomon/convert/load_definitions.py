@@ -78,7 +78,6 @@ class _Definition:
 
 
 def inference_perf(text: str, where: str) -> Conversion:
-    """The configuration file of inference-perf."""
     content, node = parse_yaml_with_nodes(text, where)
     one = _Definition("inference-perf", content, where, node)
     one.server("server.model_name")

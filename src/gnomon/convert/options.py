@@ -62,12 +62,10 @@ class Option(Config):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Keys that get the value."""
         return (self.to,) if isinstance(self.to, str) else self.to
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Keys of `gnomon route` that get the value."""
         return (self.trains,) if isinstance(self.trains, str) else self.trains
 
 
@@ -115,7 +113,6 @@ class OptionMap(Config):
 
 @cache
 def option_map(tool: str) -> OptionMap:
-    """The options of one tool."""
     if tool not in TOOLS:
         raise UnknownNameError("tool", tool, TOOLS)
     return build(OptionMap, own_yaml(DATA / f"{tool}.yaml"), where=f"{tool}.yaml")

@@ -18,7 +18,6 @@ from gnomon.timing.source_registry import SOURCES
 
 
 def whole_number(value: Any) -> int:
-    """A whole number, or an error that names what was given instead."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{value!r} is not a whole number.", where="the command")
     return value
@@ -81,7 +80,6 @@ def override_generation(value: Any) -> dict[str, Any]:
 
 
 def listed(value: Any) -> list[Any]:
-    """One value or several, as a list."""
     return value if isinstance(value, list) else [value]
 
 

@@ -88,7 +88,6 @@ class App:
         return self._driver
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
         try:

@@ -87,7 +87,6 @@ class LiveCluster:
 
     @property
     def num_live(self) -> int:
-        """Requests that are there."""
         return len(self._held)
 
     def send(self, now_s: float, asked: Asked) -> int:
@@ -127,7 +126,6 @@ class LiveCluster:
         return slot
 
     def advance(self, now_s: float) -> None:
-        """Let happen all that happens up to `now_s`."""
         self._go_on(now_s)
         if self._leaving:
             self._leave(now_s)
@@ -157,7 +155,6 @@ class LiveCluster:
         return np.where(status == FINISHED, q["output_tokens"][ids], count).astype(np.int64)
 
     def ended(self, ids: Ints) -> NDArray[np.bool_]:
-        """[request]: whether it has ended, in one way or another."""
         status = self._fields["status"][ids]
         return (status == FINISHED) | (status == REJECTED) | (status == SHED)
 
@@ -265,7 +262,6 @@ class Room:
         return None
 
     def give_back(self, start: int, count: int) -> None:
-        """These places are free again."""
         if count:
             del self._ends[start]
             del self._starts[bisect_left(self._starts, start)]

@@ -58,7 +58,6 @@ class Metrics:
         """Real seconds from when tokens were due to when they were handed to the network."""
 
     def count_first(self, stream: Stream, came_s: float) -> None:
-        """A request has got its first token."""
         r = stream.replica
         self._histograms["ttft"].add(r, came_s - stream.sent_s)
         self._histograms["prompt"].add(r, stream.asked.prompt_tokens)
@@ -66,12 +65,10 @@ class Metrics:
         self._output_tokens[r] += 1
 
     def count_tokens(self, replicas: Ints, counts: Ints, gaps_s: Floats) -> None:
-        """Requests have got more."""
         self._histograms["itl"].add(replicas, gaps_s, counts)
         np.add.at(self._output_tokens, replicas, counts)
 
     def count_end(self, stream: Stream, why: str, ended_s: float, num_tokens: int) -> None:
-        """A request has ended."""
         r = stream.replica
         self._ends[r, why] = self._ends.get((r, why), 0) + 1
         if why == "stop":
@@ -79,7 +76,6 @@ class Metrics:
             self._histograms["output"].add(r, num_tokens)
 
     def collect(self) -> Iterable[Any]:
-        """Every metric, for `prometheus_client`."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         replicas, ranks = self.live.cluster.replicas, range(self.live.cluster.replicas.size)
@@ -176,7 +172,6 @@ class Driver:
         self.failed: Exception | None = None
 
     def now_s(self) -> float:
-        """Simulated seconds since the start."""
         return (self._clock() - self._start_s) * self.speed
 
     def send(self, asked: Asked, came_s: float | None = None) -> Stream:
@@ -192,7 +187,6 @@ class Driver:
         return stream
 
     def cancel(self, stream: Stream) -> None:
-        """The client of a request has left."""
         if self._streams.pop(stream.id, None) is not None and self.failed is None:
             self._ids = None
             self.metrics.count_end(stream, "abort", self.now_s(), 0)
@@ -231,7 +225,6 @@ class Driver:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._spin, due_s)
 
     def _deliver(self, now_s: float) -> None:
-        """Pass on the tokens that are due."""
         while self._bursts and self._bursts[0].start_s <= now_s:
             burst, start_s = heapq.heappop(self._bursts), self._clock()
             due_s = self._start_s + burst.due_s / self.speed

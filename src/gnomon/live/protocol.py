@@ -44,7 +44,6 @@ class Pieces:
         self.word_tokens = np.array([self.encode(word)[0] for word in self.words])
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
         return [crc32(piece.encode("utf-8", "replace")) for piece in _PIECE.findall(text)]
 
 
@@ -75,7 +74,6 @@ class FromFile:
         self.word_tokens = np.array(list(single.values()))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
         return list(self._made.encode(text, add_special_tokens=False).ids)
 
 
@@ -116,7 +114,6 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The answer."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
@@ -149,12 +146,10 @@ class Common(BaseModel):
 
     @property
     def limit(self) -> int | None:
-        """Most output tokens."""
         return self.max_tokens
 
     @property
     def stops(self) -> list[str]:
-        """What ends an answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
@@ -187,7 +182,6 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """All of it."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -202,7 +196,6 @@ class Chat(Common):
 
     @property
     def limit(self) -> int | None:
-        """Most output tokens."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -263,7 +256,6 @@ class Writer:
         return self._chunk(index, None, reason)
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        """The chunk after all others."""
         kind = "chat.completion.chunk" if self.is_chat else self._kind
         return event(self._head(kind) | {"choices": [], "usage": usage})
 
@@ -282,7 +274,6 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """Tokens of a request."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,

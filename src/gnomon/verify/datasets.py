@@ -40,7 +40,6 @@ class Dataset(Config):
 
 
 def datasets() -> dict[str, Dataset]:
-    """All sets by name."""
     known = own_yaml(files("gnomon.verify") / "data" / "datasets.yaml")
     return {name: build(Dataset, entry, where=name) for name, entry in known.items()}
 

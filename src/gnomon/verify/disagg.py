@@ -64,7 +64,6 @@ class Measured:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the whole layout."""
         return sum(count * degree for count, degree in (self.prefill or (0, 0), self.decode))
 
     @property
@@ -88,7 +87,6 @@ class Predicted:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Relative."""
         m = self.measured
         return {
             "tpot": self.tpot_s / m.tpot_s - 1,

@@ -33,7 +33,6 @@ class Comparison:
 
 
 def compare(name: str, repeats: list[tuple[Log, Scenario]], tolerances: Mapping[str, float]) -> Comparison:
-    """Simulate one load."""
     stamps = [log.stamps for log, _ in repeats if log.stamps is not None]
     simulated = [simulated_latencies(matched(chosen, log)) for log, chosen in repeats]
     errors = latency_errors([latencies(one) for one in stamps], [simulated], STATISTICS, tolerances, judged=("mean",))

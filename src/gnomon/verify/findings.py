@@ -89,33 +89,27 @@ class Error:
 
     @property
     def relative(self) -> float:
-        """(simulated - recorded) / recorded."""
         return self.simulated / self.recorded - 1.0 if self.recorded > 0 else float(self.simulated > 0)
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it misses its tolerance."""
         return not abs(self.relative) <= self.tolerance
 
     @property
     def name(self) -> str:
-        """The metric as people write it."""
         return self.metric if self.metric == "throughput" else self.metric.upper()
 
     @property
     def words(self) -> str:
-        """As a failure names it."""
         return f"{self.name} {self.statistic} ({self.relative:+z.1%})"
 
     @property
     def data(self) -> dict[str, Any]:
-        """Plain data."""
         return {"metric": self.metric, "of": self.statistic, "recorded": self.recorded, "simulated": self.simulated,
                 "error": self.relative, "peer": self.peer, "within": not self.is_beyond}  # fmt: skip
 
     @property
     def row(self) -> dict[str, Any]:
-        """As a table shows it."""
         is_rate = self.metric == "throughput"
         shown = [f"{one:,.2f} tokens/s" if is_rate else units.seconds(one) for one in (self.recorded, self.simulated)]
         judged = "yes" if not self.is_beyond else f"no ({self.tolerance:.0%})"
@@ -142,5 +136,4 @@ def latency_errors(
 
 
 def tolerated(usual: Mapping[str, float], given: Mapping[str, float] | None) -> dict[str, float]:
-    """Tolerances: as given, else as usual."""
     return {metric: (given or {}).get(metric, limit) for metric, limit in usual.items()}

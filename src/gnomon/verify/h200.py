@@ -57,12 +57,10 @@ class Recording:
 
     @cached_property
     def log(self) -> Log:
-        """Its iterations and requests."""
         return read_log(self.folder)
 
     @property
     def stamps(self) -> Stamps:
-        """Arrivals, lengths and stamps of its requests."""
         if self.log.stamps is None:
             raise DataError("holds no requests.", where=str(self.folder))
         return self.log.stamps
@@ -105,7 +103,6 @@ class Comparison:
 
     @property
     def num_requests(self) -> int:
-        """Requests measured."""
         return sum(len(one.e2e) for one in self.measured)
 
 

@@ -352,7 +352,6 @@ def every_fifth(sizes: Floats) -> NDArray[np.bool_]:
 
 
 def kernel_scores(device_name: str, one_in: int = 16) -> Iterator[TableScore]:
-    """Every table of a device."""
     gpu = device(device_name)
     if gpu.name not in SYSTEMS:
         raise DataError(f"has no kernels of {gpu.name}.", where="silicon", fix=f"It has: {', '.join(SYSTEMS)}.")

@@ -41,7 +41,6 @@ class Check:
 
     @property
     def difference(self) -> float | None:
-        """Obtained less expected, for numbers."""
         if isinstance(self.expected, int | float) and isinstance(self.obtained, int | float):
             return self.obtained - self.expected
         return None
@@ -297,7 +296,6 @@ def told(found: dict[str, list[Check]]) -> Findings:
 
 
 def _row(check: Check) -> dict[str, Any]:
-    """One value beside what came out."""
     return {
         "what": check.what, "expected": check.expected, "obtained": check.obtained, "difference": check.difference,
         "ok": check.ok,

@@ -61,7 +61,6 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative."""
         return self.ours / self.published - 1.0
 
     @property

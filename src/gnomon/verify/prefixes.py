@@ -72,7 +72,6 @@ class Effect:
 
     @property
     def error(self) -> float:
-        """Of the simulated ratio."""
         return self.simulated / self.published - 1
 
 
@@ -167,7 +166,6 @@ def offload(prefix: int, *, with_host: bool) -> tuple[float, float]:
 
 
 def routing_rows() -> list[Row]:
-    """The four settings."""
     return [Row("routing", one, *route(one.name)) for one in ROUTING]
 
 
@@ -181,7 +179,6 @@ def offloading_rows() -> list[Row]:
 
 
 def effects(rows: list[Row]) -> list[Effect]:
-    """The published ratios and the simulated ones."""
     by_name = {(row.part, row.published.name): row for row in rows}
     wanted = [(name, "routing", *pair) for name, pair in DATA["effects"].items()]
     wanted += [

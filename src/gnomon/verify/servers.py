@@ -112,17 +112,14 @@ class Server:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it runs on one GPU."""
         return self.tensor_parallel * self.data_parallel == 1
 
     @property
     def short(self) -> str:
-        """The model's name."""
         return self.model.rpartition("/")[2]
 
     @property
     def name(self) -> str:
-        """In a few words."""
         experts = " EP" if self.expert_parallel else ""
         groups = f" DP{self.data_parallel}" if self.data_parallel > 1 else ""
         where = f"{self.device} TP{self.tensor_parallel}{experts}{groups}"
@@ -181,7 +178,6 @@ def _server(row: dict[str, str], line: str) -> Server:
 
 
 def settings_of(server: Server) -> dict[str, Any]:
-    """The server as a scenario."""
     task = TASKS[server.task]
     ranks, median = server.data_parallel, median_answer(server.output_tokens, task)
     return {
@@ -262,7 +258,6 @@ def requests_of(server: Server, scenario: Scenario) -> Requests:
 
 
 def predict(server: Server) -> Scored:
-    """Simulate one server."""
     scenario = load(Scenario, None, settings_of(server))
     done = run(scenario, requests=requests_of(server, scenario))
     requests = done.cluster.requests
@@ -309,7 +304,6 @@ def recorded() -> dict[str, float]:
 def score(
     servers: Sequence[Server], *, jobs: int | None = None, on_progress: Callable[[int, int], None] | None = None
 ) -> list[Scored]:
-    """Predict every server."""
     order = sorted(range(len(servers)), key=lambda i: (servers[i].model, servers[i].device, servers[i].tensor_parallel))
     found: dict[int, Scored] = {}
     for outcome in map_ordered(predict, [servers[i] for i in order], jobs=jobs):

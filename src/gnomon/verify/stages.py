@@ -47,7 +47,6 @@ class Stage:
 
     @property
     def tpot_s(self) -> float:
-        """Of the median request."""
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
 
@@ -61,12 +60,10 @@ class Predicted:
 
     @property
     def errors(self) -> dict[str, float]:
-        """(simulated - measured) / measured."""
         return {"ttft": self.ttft_s / self.stage.ttft_s - 1, "tpot": self.tpot_s / self.stage.tpot_s - 1}
 
 
 def read_stages(path: str | Path) -> list[Stage]:
-    """The stages of the file."""
     try:
         rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
         found = [_stage(row) for row in rows]
@@ -90,7 +87,6 @@ def _stage(row: dict[str, str]) -> Stage:
 
 
 def settings_of(stage: Stage) -> dict[str, Any]:
-    """The server as a scenario."""
     model, degree = next(place for name, place in MODELS.items() if name in stage.run)
     return {
         "model": model,
@@ -119,7 +115,6 @@ def requests_of(stage: Stage) -> Requests:
 
 
 def predict(stage: Stage) -> Predicted:
-    """Simulate one stage."""
     done = run(load(Scenario, None, settings_of(stage)), requests=requests_of(stage)).cluster.requests
     ttft = done["first_token_s"] - done["arrival_s"]
     tpot = (done["finished_s"] - done["first_token_s"]) / (stage.output_tokens - 1)

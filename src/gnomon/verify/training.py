@@ -49,7 +49,6 @@ class Row:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether constants may be fitted on it."""
         return zlib.crc32(self.line.encode()) % 2 == 0
 
     @property
@@ -219,20 +218,17 @@ class Scored:
 
     @property
     def step_error(self) -> float | None:
-        """Relative error of the step's seconds."""
         if self.step is None or self.row.step_s is None:
             return None
         return self.step.step_s / self.row.step_s - 1.0
 
     @property
     def memory_error(self) -> float | None:
-        """Relative error of the peak memory."""
         if self.step is None or self.row.peak_bytes is None:
             return None
         return self.step.memory.peak_bytes / self.row.peak_bytes - 1.0
 
     def phase_error(self, phase: str) -> float | None:
-        """Relative error of forward, backward or optimizer."""
         if self.step is None or phase not in self.row.phases_ms:
             return None
         return self.step.phases[phase] * 1e3 / self.row.phases_ms[phase] - 1.0
@@ -365,7 +361,6 @@ def prove(*, data: str | Path | None = None, on_progress: Progress | None = None
 
 
 def told(scored: Sequence[Scored]) -> Findings:
-    """What was found."""
     found = figures(scored)
     rows = [_row(one) for one in scored if one.step is not None]
     missing = [one for one in scored if one.step is None]

@@ -55,7 +55,6 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the replay is exact."""
         blocks_agree = self.num_block_differences == 0 or not self.blocks_are_compared
         return self.first_difference is None and self.largest_stamp_error_s <= TOLERANCE_S and blocks_agree
 
@@ -124,7 +123,6 @@ def compare(folder: str | Path) -> Comparison:
 
 
 def scenario_of(recorded: RecordedRun) -> Scenario:
-    """The scenario of a recorded run."""
     setup, scheduler = recorded.setup, recorded.setup["scheduler"]
     router = setup["router"]
     if router not in _ROUTERS:
@@ -252,7 +250,6 @@ def prove(*runs: str | Path, on_progress: Progress | None = None) -> Findings:
 
 
 def told(found: list[Comparison]) -> Findings:
-    """One row per run."""
     rows = [{**asdict(one), "agrees": one.agrees} for one in found]
     table = [
         {

@@ -58,12 +58,10 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.folder.resolve().name
 
     @property
     def model(self) -> str:
-        """The model's name on Hugging Face."""
         return str(self.meta["model"])
 
     @property
@@ -74,7 +72,6 @@ class Recording:
 
     @property
     def device_name(self) -> str | None:
-        """What the server said it ran on."""
         name = self._section("hardware").get("device_name")
         return str(name) if name else None
 
@@ -87,7 +84,6 @@ class Recording:
         return self._section("engine_kwargs").get(name)
 
     def whole(self, name: str, default: int, *sections: str) -> int:
-        """An engine option that is a whole number."""
         value = self.option(name, *sections)
         if value is None:
             return default
@@ -235,7 +231,6 @@ class Comparison:
 
     @property
     def beyond(self) -> list[Error]:
-        """What misses its tolerance."""
         return [error for error in self.errors if error.is_beyond]
 
 
@@ -278,7 +273,6 @@ def device_of(recording: Recording, model: Model, profiles: str | Path, device: 
 
 
 def scenario_of(recording: Recording, model: Model, profiles: str | Path, device: str) -> Scenario:
-    """The recorded server as a scenario."""
     ranks = recording.whole("data_parallel_size", 1, "parallel_config")
     expert_parallel = bool(recording.option("enable_expert_parallel", "parallel_config")) and model.is_moe
     sequences = recording.whole("max_num_seqs", _MAX_SEQUENCES, "scheduler_config")
@@ -365,7 +359,6 @@ def _graph_sizes(recording: Recording, max_sequences: int) -> tuple[int, ...] | 
 
 
 def errors_of(recording: Recording, simulated: Run, tolerances: Mapping[str, float] = TOLERANCES) -> list[Error]:
-    """Every compared number of a run."""
     requests = simulated.cluster.requests
     arrival_s, outputs = recording.requests.arrival_s, recording.requests.output_tokens
     real, ours = (
@@ -391,7 +384,6 @@ def prove(
 
 
 def told(found: list[Comparison]) -> Findings:
-    """A table per run."""
     blocks: list[Block] = []
     for one in found:
         blocks += [Line(_head(one)), Table(_table(one))]

@@ -20,7 +20,6 @@ from gnomon.measure.engine.shape import EngineConfig, ModelShape
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, run, write."""
     options = _parser().parse_args(arguments)
     if not torch.cuda.is_available():
         print("gnomon.measure.engine: no CUDA device: the engine needs a GPU (PyTorch sees none)", file=sys.stderr)

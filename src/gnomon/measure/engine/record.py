@@ -33,7 +33,6 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def save(served: Served, folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write a run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "requests.csv.gz", (_request_row(request) for request in served.requests))
     write_csv(folder / "iterations.csv.gz", (_step_row(step) for step in served.steps))

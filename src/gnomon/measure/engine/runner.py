@@ -55,7 +55,6 @@ class Flight:
         self.launch_s = 0.0
 
     def has_landed(self) -> bool:
-        """Whether the GPU is done with it."""
         return not self.events or bool(self.events[1].query())
 
     def gpu_s(self) -> float:

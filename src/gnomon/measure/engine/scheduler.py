@@ -58,7 +58,6 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        """Whether all its tokens have been produced (or are being)."""
         return self.num_tokens - len(self.prompt) >= self.output_tokens
 
 
@@ -75,7 +74,6 @@ class Batch:
     """Somebody was pre-empted for it: nobody is admitted."""
 
     def add(self, request: Request, count: int) -> None:
-        """Append a request that runs `count` tokens."""
         self.requests.append(request)
         self.num_tokens.append(count)
         self.budget -= count
@@ -98,11 +96,9 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds."""
         return len(self._free_blocks)
 
     def add(self, request: Request) -> None:
-        """Queue an arrival."""
         self.waiting.append(request)
 
     def plan(self) -> Batch:

@@ -66,11 +66,9 @@ class _Arrivals:
 
     @property
     def next_s(self) -> float:
-        """When the next one comes; infinite after the last."""
         return self._requests[self._next].arrived_s if self._next < len(self._requests) else math.inf
 
     def until(self, now_s: float) -> Iterator[Request]:
-        """Those that have come by now."""
         while self.next_s <= now_s:
             self._next += 1
             yield self._requests[self._next - 1]

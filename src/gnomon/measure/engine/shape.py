@@ -33,14 +33,12 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the bf16 weights, embedding and head included."""
         h, ffn = self.hidden_size, self.ffn_size
         layer = h * self.qkv_size + self.num_heads * self.head_dim * h + 3 * h * ffn + 2 * h
         return 2 * (self.num_layers * layer + 2 * self.vocab_size * h + h)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of bf16 keys and values of one token in all layers."""
         return 2 * 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
@@ -82,9 +80,7 @@ class EngineConfig:
 
     @property
     def blocks_per_sequence(self) -> int:
-        """Most blocks of one request."""
         return -(-self.max_model_len // self.block_size)
 
     def as_dict(self) -> dict[str, Any]:
-        """For the record of a run."""
         return asdict(self)

@@ -100,7 +100,6 @@ def _norm_warps(block: int) -> int:
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
-    """RMS norm of every row of `x` into `out`."""
     block = triton.next_power_of_2(x.shape[1])
     _norm_kernel[(x.shape[0],)](
         x, x, weight, out, x.shape[1], epsilon, HAS_RESIDUAL=False, BLOCK=block, num_warps=_norm_warps(block)
@@ -108,7 +107,6 @@ def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tenso
 
 
 def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
-    """`residual += x`, then its RMS norm into `out`."""
     block = triton.next_power_of_2(x.shape[1])
     _norm_kernel[(x.shape[0],)](
         x, residual, weight, out, x.shape[1], epsilon, HAS_RESIDUAL=True, BLOCK=block, num_warps=_norm_warps(block)
@@ -116,13 +114,11 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsi
 
 
 def head_norm(qkv: torch.Tensor, weight: torch.Tensor, epsilon: float, num_heads: int) -> None:
-    """RMS norm of each of the first `num_heads` heads of every row, in place."""
     grid = (qkv.shape[0], triton.cdiv(num_heads, HEADS_PER_PROGRAM))
     _head_norm_kernel[grid](qkv, weight, qkv.stride(0), num_heads, epsilon, DIM=weight.numel(), HEADS=HEADS_PER_PROGRAM)
 
 
 def rotary(qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, num_heads: int) -> None:
-    """Rotate queries and keys (the first `num_heads` heads of every row) by their positions, in place."""
     grid = (qkv.shape[0], triton.cdiv(num_heads, HEADS_PER_PROGRAM))
     _rotary_kernel[grid](
         qkv, positions, cos_sin, qkv.stride(0), num_heads, HALF=cos_sin.shape[1] // 2, HEADS=HEADS_PER_PROGRAM
@@ -132,10 +128,7 @@ def rotary(qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, nu
 def kv_write(
     qkv: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, num_heads: int
 ) -> None:
-    """Store the keys and values of every row in its slot of the paged cache; a negative slot is padding.
-
-    A row of `qkv` holds `num_heads` queries, then keys, then values; a cache is [pages, kv_heads, page, head_dim].
-    """
+    """A row of `qkv` holds `num_heads` queries, keys and values; a cache is [pages, kv_heads, page, head_dim]."""
     _, kv_heads, page, dim = k_cache.shape
     grid = (qkv.shape[0], triton.cdiv(kv_heads, HEADS_PER_PROGRAM))
     _kv_write_kernel[grid](
@@ -145,12 +138,10 @@ def kv_write(
 
 
 def activation(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """SiLU(gate) * up, gate and up lying beside each other in a row."""
     width = out.shape[1]
     block = min(1024, triton.next_power_of_2(width))
     _activation_kernel[(gate_up.shape[0], triton.cdiv(width, block))](gate_up, out, width, BLOCK=block)
 
 
 def resolve_ids(ids: torch.Tensor, sampled: torch.Tensor, out: torch.Tensor) -> None:
-    """Token ids as they are; one below zero, -1 - r, stands for `sampled[r]`."""
     _resolve_ids_kernel[(triton.cdiv(ids.numel(), 256),)](ids, sampled, out, ids.numel(), BLOCK=256)

@@ -35,22 +35,18 @@ class Layout:
 
     @property
     def tile_tokens(self) -> int:
-        """Tokens of one prefill tile."""
         return ROWS_PER_TILE // (self.heads // self.kv_heads)
 
     @property
     def max_items(self) -> int:
-        """Most parts of decodes."""
         return self.max_decodes + -(-DECODE_UNITS // self.kv_heads)
 
     @property
     def max_tiles(self) -> int:
-        """Most prefill tiles."""
         return -(-self.max_tokens // self.tile_tokens) + self.max_chunks
 
     @cached_property
     def fields(self) -> dict[str, slice]:
-        """Where each list lies."""
         sizes = {"counts": 4, "items": 5 * self.max_items, "splits": 3 * self.max_decodes, "tiles": 4 * self.max_tiles}
         fields, offset = {}, 0
         for name, size in sizes.items():
@@ -60,7 +56,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Length of the array."""
         return int(self.fields["tiles"].stop)
 
 
@@ -77,7 +72,6 @@ class WorkList:
         self._offsets = np.arange(layout.max_tiles, dtype=np.int32) * np.int32(layout.tile_tokens)
 
     def fill(self, first_row: Ints, num_rows: Ints, position: Ints, table_row: Ints) -> None:
-        """Write the lists of a batch."""
         is_decode = num_rows == 1
         num_decodes = int(np.count_nonzero(is_decode))
         self._counts[:] = 0

@@ -23,7 +23,6 @@ METHOD = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, measure, write the bundle."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.what == "collectives":

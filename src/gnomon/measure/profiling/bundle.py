@@ -44,12 +44,10 @@ class Journal:
             self._load()
 
     def get(self, file: str, key: Key) -> float | None:
-        """Seconds measured before, if any."""
         row = self.rows[file].get(key)
         return row[0] if row else None
 
     def add(self, file: str, key: Key, seconds: float, spread: float) -> None:
-        """Keep one measurement."""
         self.rows[file][key] = (seconds, spread)
         with self.path.open("a", encoding="utf-8") as journal:
             journal.write(json.dumps([file, list(key), seconds, spread]) + "\n")
@@ -80,7 +78,6 @@ def write(folder: Path, rows: Mapping[str, Mapping[Key, tuple[float, float]]], f
 
 
 def content_hash(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One hash for the whole bundle."""
     lines = (f"{name} {files[name]['sha256']}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

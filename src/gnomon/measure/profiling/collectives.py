@@ -195,7 +195,6 @@ def _free_port(host: str = "127.0.0.1") -> int:
 
 
 def add_parser(commands: Any) -> None:
-    """The sub-command `collectives`."""
     command = commands.add_parser("collectives")
     command.add_argument("--collective", action="append", choices=COLLECTIVES, help="may be repeated; default: all")
     command.add_argument("--nodes", type=int, default=1, help="with --ray: nodes of the cluster")
@@ -210,7 +209,6 @@ def add_parser(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure and write a bundle of collectives."""
     wanted = options.collective or list(COLLECTIVES)
     sizes = [size for size in SIZES if size <= options.max_bytes]
     if options.dry_run:

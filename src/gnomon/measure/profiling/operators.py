@@ -50,7 +50,6 @@ def gemm(pool: Pool, m: int, n: int, k: int, *, normal: bool = False) -> tuple[C
 
 
 def elementwise(pool: Pool, operator: str, tokens: int, width: int, head_dim: int) -> tuple[Call, float]:
-    """One of the operators in `ELEMENTWISE`."""
     return ELEMENTWISE[operator](pool, tokens, width, head_dim), ASSUMED.expected_s(
         0.0, 3.0 * pool.dtype.itemsize * tokens * width
     )

@@ -96,12 +96,10 @@ def read_answers(path: Path, folder: Path) -> None:
 
 
 def write(folder: Path, facts: dict[str, Any]) -> Path:
-    """The journal as a bundle."""
     return bundle.write(folder, bundle.Journal(folder).rows, facts)
 
 
 def checked(answer: Any, ask: Ask) -> tuple[float, float]:
-    """Median and spread of what came back."""
     times = sorted(float(one) for one in (answer if isinstance(answer, list | tuple) else [answer]))
     if not times or not all(math.isfinite(one) and 1e-8 <= one <= 100.0 for one in times):
         raise ValueError(f"{_words(ask)}: {answer!r} is no time of a kernel in seconds (10 ns to 100 s)")

@@ -67,7 +67,6 @@ class Pool:
         return held[:elements].view(*size)
 
     def release(self) -> None:
-        """Drop the work buffers and weights."""
         self._scratch.clear()
         self._weights.clear()
         if self.device.type == "cuda":

@@ -39,7 +39,6 @@ class Quality:
 
 
 def assess(rows: Rows) -> list[Quality]:
-    """The quality of every file that has rows."""
     return [_assess(file, measured) for file, measured in rows.items() if measured and file in COLUMNS]
 
 
@@ -49,7 +48,6 @@ def without_noise(rows: Rows) -> dict[str, dict[Key, tuple[float, float]]]:
 
 
 def report(rows: Rows, held_out: Sequence[tuple[str, Key, float]]) -> dict[str, object]:
-    """Everything about the data, for `quality.json`."""
     errors = [error for _, _, error in held_out]
     sums = additivity(rows)
     return {

@@ -52,7 +52,6 @@ class AttentionBatch:
 
     @property
     def key_tokens(self) -> int:
-        """Keys that are read."""
         return self.chunk + self.kv + sum(self.decode_lengths())
 
 
@@ -295,7 +294,6 @@ class Progress:
         self._every_s = every_s if self._is_terminal else 15.0
 
     def step(self, what: str) -> None:
-        """One more piece is done."""
         self.done += 1
         now = time.monotonic()
         if now - self._shown < self._every_s:
@@ -309,6 +307,5 @@ class Progress:
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Finish the line."""
         if self._is_terminal:
             sys.stderr.write("\n")

@@ -37,7 +37,6 @@ class Shapes:
 
     @classmethod
     def read(cls, path: Path) -> Shapes:
-        """From a JSON file."""
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for name, value in data.items():
             if isinstance(value, list):

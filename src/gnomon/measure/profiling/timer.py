@@ -72,7 +72,6 @@ class GraphTimer:
         self._between_s: dict[int, float] = {}
 
     def __call__(self, call: Call, expected_s: float) -> Timing:
-        """Time `call`."""
         effort = self.effort
         calls = max(1, min(effort.most_calls, math.ceil(effort.replay_s / expected_s)))
         graph = _capture(self._with_between(call), calls)
@@ -119,7 +118,6 @@ def sustained(call: Call, seconds: float = 1.0) -> float:
 
 
 def summarise(samples: list[float]) -> Timing:
-    """Median and relative inter-quartile range."""
     median = statistics.median(samples)
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return Timing(median, (high - low) / median)

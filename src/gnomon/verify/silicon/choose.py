@@ -27,7 +27,6 @@ def chosen(rows: str | None = None, sample: int | None = None, seed: int = 0) ->
 
 
 def by_id(name: str) -> Server:
-    """The server called `name`."""
     known = {s.id: s for s in servers()}
     if name not in known:
         near = get_close_matches(name, known, n=3, cutoff=0.3)

@@ -82,13 +82,11 @@ def doubt_about(facts: Mapping[str, Any]) -> str | None:
 
 
 def data_text(file: str) -> str:
-    """A data file of this proof as it is written."""
     return (files("gnomon.verify") / "data" / "silicon" / file).read_text(encoding="utf-8")
 
 
 @cache
 def data(name: str) -> Any:
-    """What a data file of this proof says."""
     return yaml.safe_load(data_text(f"{name}.yaml"))
 
 

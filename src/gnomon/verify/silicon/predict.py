@@ -40,17 +40,14 @@ class Scored:
 
     @property
     def ttft_error(self) -> float:
-        """(predicted - measured) / measured."""
         return self.prediction.ttft_s / self.server.ttft_s - 1.0
 
     @property
     def tpot_error(self) -> float:
-        """(predicted - measured) / measured."""
         return self.prediction.tpot_s / self.server.tpot_s - 1.0
 
 
 def predict(server: Server) -> Prediction:
-    """Simulate one server."""
     from gnomon.serving.results.metrics import summarize
     from gnomon.serving.run.simulate import run
 

@@ -141,7 +141,6 @@ def likely_reason(one: Scored) -> str:
 
 
 def figures(scored: Sequence[Scored]) -> dict[str, Any]:
-    """Plotly figures by name."""
     covered = [s for s in scored if s.prediction.problem is None]
     return {
         "tpot": _scatter(covered, "TPOT", "tpot_s"),
@@ -183,7 +182,6 @@ def _scatter(scored: Sequence[Scored], name: str, field: str) -> dict[str, Any]:
 
 
 def hover(one: Scored) -> str:
-    """The server in words."""
     s = one.server
     layout = _layout(s.layout)
     if s.prefill:

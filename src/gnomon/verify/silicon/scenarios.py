@@ -108,14 +108,12 @@ def _roles(server: Server) -> dict[str, Any]:
 
 
 def _drafting(launch: Launch) -> dict[str, Any]:
-    """Multi-token prediction."""
     if not launch.draft_tokens:
         return {}
     return {"speculative": {"num_tokens": launch.draft_tokens, "acceptance": ACCEPTANCE, "draft_layers": 1}}
 
 
 def _policy(server: Server) -> PolicySpec:
-    """The scheduler of the server's engine."""
     return POLICIES[engine(server.engine).settings["batching.policy"].value]
 
 
@@ -237,7 +235,6 @@ def as_launched(layout: Layout, launch: Launch) -> Layout:
 
 
 def parallelism_of(layout: Layout) -> dict[str, Any]:
-    """The degrees of one worker."""
     degrees: dict[str, Any] = {"tensor_parallel": layout.tensor_parallel}
     if layout.attention_groups > 1:
         degrees["data_parallel"] = layout.attention_groups

@@ -104,7 +104,6 @@ class Server:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all workers."""
         prefill = self.prefill.num_gpus * self.num_prefill if self.prefill else 0
         return prefill + self.layout.num_gpus * max(self.num_decode, 1)
 
@@ -156,7 +155,6 @@ def _deployment(server: Server) -> tuple[object, ...]:
 
 
 def _with_days(found: list[Server]) -> list[Server]:
-    """Servers without a day get that of their twin."""
     days = {_figures(s): s.date for s in found if s.family == "inferencex" and s.date}
     return [s if s.date or s.family == "sweeps" else replace(s, date=days.get(_figures(s), "")) for s in found]
 

@@ -41,7 +41,6 @@ class Verdict:
 
     @property
     def errors(self) -> Errors | None:
-        """Of all servers."""
         return errors_of(self.scored)
 
     @property
@@ -57,7 +56,6 @@ class Verdict:
 
     @property
     def without_doubtful(self) -> Errors | None:
-        """Of the others."""
         doubtful = self.doubtful
         return errors_of(s for s in self.scored if s.server.id not in doubtful)
 
@@ -98,7 +96,6 @@ class Verdict:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain data."""
         groups = {name: {g: asdict(e) for g, e in errors_by(self.scored, name).items()} for name in GROUPS}
         return {
             "errors": asdict(self.errors) if self.errors else None,
