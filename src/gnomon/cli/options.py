@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from functools import reduce, wraps
+from functools import cache, reduce, wraps
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
@@ -192,13 +192,6 @@ jobs_option = click.option(
 ray_option = click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, local, or head:6379.")
 
 
-intervals_option = click.option(
-    "--intervals/--no-intervals",
-    default=None,
-    help="90 % intervals by eight more runs.  [default: up to 20,000 requests]",
-)
-
-
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Several options as one, in this order."""
     return lambda function: reduce(lambda done, one: one(done), reversed(options), function)
@@ -247,8 +240,13 @@ def option_of(given: dict[str, Any] | str, show: Callable[..., None] | None = No
 
 def listed(*names: str) -> Callable[[F], F]:
     """The options that options.yaml has under these names."""
-    known = own_yaml(files("gnomon.cli") / "options.yaml")
-    return together(*(option_of(one) for name in names for one in known[name]))
+    return together(*(option_of(one) for name in names for one in _known_options()[name]))
+
+
+@cache
+def _known_options() -> dict[str, list[dict[str, Any] | str]]:
+    known: dict[str, list[dict[str, Any] | str]] = own_yaml(files("gnomon.cli") / "options.yaml")
+    return known
 
 
 def _listed(leaf: Field, value: str | None) -> str | None:

@@ -9,7 +9,7 @@ import click
 
 from gnomon.api import posttrain as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, answered, config_options, file_option
+from gnomon.cli.options import SectionedCommand, answered, config_options, listed
 from gnomon.core.config import save
 from gnomon.core.errors import ConfigError
 
@@ -47,8 +47,7 @@ def run(config: str, overrides: dict[str, Any], **given: Any) -> Any:
 
 @command.command(cls=SectionedCommand)
 @config_argument
-@click.option("--policies", default=None, metavar="NAMES", help="Comma-separated; all built-in ones if not given.")
-@click.option("--oracle/--no-oracle", "with_oracle", default=True, help="With the oracle (about forty runs).")
+@listed("posttrain compare")
 @answered("comparing", out="Write every policy's time line.", said="wrote {}")
 @config_options(api.Posttrain)
 def compare(config: str, policies: str | None, overrides: dict[str, Any], **given: Any) -> Any:
@@ -68,9 +67,7 @@ def compare(config: str, policies: str | None, overrides: dict[str, Any], **give
 
 @command.command(cls=SectionedCommand)
 @config_argument
-@click.option("--goal", type=click.Choice(["samples", "dollars"]), default="samples", show_default=True)
-@click.option("--max-lag", default=1, show_default=True, help="Most weight updates from a first token to its training.")
-@click.option("--top", default=10, show_default=True, help="Plans to show.")
+@listed("posttrain plan")
 @answered("planning", out="Write the report, the plans, and the best as config.yaml.", said="wrote {}")
 @config_options(api.Posttrain)
 def plan(config: str, overrides: dict[str, Any], **given: Any) -> Any:
@@ -89,10 +86,7 @@ def plan(config: str, overrides: dict[str, Any], **given: Any) -> Any:
 
 @command.command(cls=SectionedCommand)
 @config_argument
-@click.option("--rollout-s", type=float, default=0.0, help="Measured seconds of generation.")
-@click.option("--inference-s", type=float, default=0.0, help="Measured seconds of log-probabilities.")
-@click.option("--actor-s", type=float, default=0.0, help="Measured seconds of training.")
-@file_option("--out", "Write the calibrated configuration.", "file")
+@listed("posttrain calibrate")
 @answered("calibrating")
 @config_options(api.Posttrain)
 def calibrate(config: str, file: Path | None, overrides: dict[str, Any], on_progress: Any, **measured: float) -> Any:
@@ -113,10 +107,7 @@ def calibrate(config: str, file: Path | None, overrides: dict[str, Any], on_prog
 
 @command.command()
 @click.argument("snapshots", type=click.File("r"), default="-")
-@click.option("--policy", required=True, help="Name of the policy.")
-@click.option("--file", default=None, help="Python file that registers your own policy.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the policy; repeatable.")
-@click.option("--check", is_flag=True, help="Exit code 1 where an answer differs from the recorded one.")
+@listed("posttrain decide")
 def decide(snapshots: Any, policy: str, file: str | None, options: tuple[str, ...], check: bool) -> None:
     """Feed recorded snapshots through a policy, without the simulator; its actions are printed, one line each.
 

@@ -11,7 +11,7 @@ import click
 from gnomon.api import routing as api
 from gnomon.api.routing import Folder, RouteConfig, Watcher
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, answered, config_options, folder_option, together, worker_options
+from gnomon.cli.options import SectionedCommand, answered, config_options, listed, together, worker_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -38,14 +38,7 @@ def stage_options(function: F) -> F:
 
     command.__doc__, command.__name__ = function.__doc__, function.__name__
     command.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    options = together(
-        click.option("--config", "-c", metavar="NAME|FILE", help="quick, full, or a YAML file.  [default: full]"),
-        click.option("--out", type=click.Path(file_okay=False, path_type=Path),
-                     help="Folder.  [default: runs/route/CONFIG]"),
-        click.option("--scenario", "scenarios", multiple=True, metavar="NAME|FILE",
-                     help="Train on this fleet and load instead of the built-in domain; may be given several times."),
-        config_options(RouteConfig, skip=("scenarios",)),
-    )  # fmt: skip
+    options = together(listed("route"), config_options(RouteConfig, skip=("scenarios",)))
     return options(command)  # type: ignore[return-value]
 
 
@@ -76,13 +69,6 @@ def _watcher() -> Iterator[Watcher]:
 
         yield Watcher(begin, advance, lambda text: click.echo(f"Warning: {text}", err=True))
         end()
-
-
-resume_option = click.option(
-    "--resume",
-    metavar="auto|never|PATH",
-    help="Go on from the newest checkpoint, never, or from this one.  [default: ask on a terminal, else auto]",
-)
 
 
 def checkpoint_to_resume(resume: str | None, folder: Folder, updates: int) -> Path | None:
@@ -187,7 +173,7 @@ def clone(made: RouteConfig, folder: Folder, **workers: Any) -> None:
 
 @command.command(cls=SectionedCommand)
 @stage_options
-@resume_option
+@listed("route resume")
 @click.option("--online", is_flag=True, help="Learn while one long simulation runs, beside a safe router.")
 def train(made: RouteConfig, folder: Folder, resume: str | None, online: bool) -> None:
     """Improve the folder's clone with PPO, on a leash to it.
@@ -239,12 +225,7 @@ def tune(scenarios: tuple[str, ...], overrides: dict[str, Any], **given: Any) ->
 
 @command.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1)
-@click.option("--policy", "policies", multiple=True, metavar="[NAME=]PATH", help="Policy file; several are compared.")
-@click.option("--lengths", type=click.Choice(["none", "noisy", "oracle"]), default="none", show_default=True,
-              help="What routers know of output lengths; look-ahead and policies know the same.")  # fmt: skip
-@worker_options
-@folder_option("Folder for the report and the figures.")
-@click.option("--check", is_flag=True, help="Exit code 1 unless every goal is met with its whole 95 % interval.")
+@listed("route compare")
 @json_option
 @click.option("--suite", is_flag=True, help="Eleven kinds of fleets at loads of 50, 75 and 90 %, and goals over them.")
 @config_options(api.CompareConfig, skip=("scenarios", "suite"))
@@ -279,7 +260,7 @@ def compare(
 @command.command("all", cls=SectionedCommand)
 @stage_options
 @worker_options
-@resume_option
+@listed("route resume")
 def everything(made: RouteConfig, folder: Folder, resume: str | None, **workers: Any) -> None:
     """Demonstrations, clone, PPO, comparison.
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api import search as api
-from gnomon.cli.options import SectionedCommand, answered, config_options, file_option, worker_options
+from gnomon.cli.options import SectionedCommand, answered, config_options, file_option, listed, worker_options
 from gnomon.cli.printing import json_option, print_blocks, print_json
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -21,10 +21,7 @@ file_argument = click.argument("file", required=False, type=click.Path(dir_okay=
 
 @click.command(cls=SectionedCommand)
 @file_argument
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: runs/search/FILE]")
-@click.option("--fresh", is_flag=True, help="Forget what an earlier run left in the folder.")
-@worker_options
-@click.option("--top", type=click.IntRange(min=1), default=api.TOP, show_default=True, help="Rows of the table.")
+@listed("search")
 @json_option
 @config_options(api.SearchConfig)
 def search(

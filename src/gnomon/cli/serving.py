@@ -10,15 +10,7 @@ from click.core import ParameterSource
 from gnomon.api import serving as api
 from gnomon.api.serving import Scenario
 from gnomon.api.time import Iteration
-from gnomon.cli.options import (
-    SectionedCommand,
-    answered,
-    config_options,
-    file_option,
-    folder_option,
-    intervals_option,
-    scenario_argument,
-)
+from gnomon.cli.options import SectionedCommand, answered, config_options, listed, scenario_argument
 from gnomon.cli.printing import json_option, print_json, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
@@ -29,14 +21,7 @@ REPORT = "The report is {}/report.html; open it in a browser."
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@folder_option("Folder for the report, the tables and the scenario.")
-@click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
-@click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
-@click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
-@click.option("--export", "formats", multiple=True, metavar="FORMAT",
-              help="Also write llmd-report, inference-perf, aiperf, vllm-bench, guidellm or vidur.")  # fmt: skip
-@intervals_option
-@click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
+@listed("simulate")
 @json_option
 @config_options(Scenario)
 def simulate(
@@ -90,15 +75,7 @@ def capacity(file: str | None, overrides: dict[str, Any], on_progress: Any) -> A
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address; others than loopback need a token.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--port-per-replica", is_flag=True, help="Each replica on a port of its own, for a gateway in front.")
-@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(1.0, 1000.0),
-              help="Faster than real time.")  # fmt: skip
-@click.option("--model-name", help="What clients call the model.  [default: as in the scenario]")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json, or its folder.")
-@click.option("--token", envvar="GNOMON_SERVE_TOKEN", help="Clients must send it (Authorization: Bearer ...).")
-@click.option("--drain-s", default=60, show_default=True, type=click.IntRange(0), help="Seconds to end after SIGTERM.")
+@listed("serve")
 @config_options(Scenario)
 def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
     """Serve SCENARIO: an OpenAI-compatible server whose tokens come when the simulated engine would produce them.
@@ -119,9 +96,7 @@ def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
 
 @click.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, type=click.Path())
-@click.option("--vary", multiple=True, metavar="FIELD=A,B,...",
-              help="Values of a field; several make all combinations. FIELD=A+FIELD=B,...: variants.")  # fmt: skip
-@intervals_option
+@listed("compare")
 @answered(out="Folder for the report, comparison.json and every variant's run.", said=REPORT)
 @config_options(Scenario)
 def compare(scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[str, ...], **given: Any) -> Any:
@@ -169,11 +144,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 @click.command()
 @click.argument("run", metavar="RUN_DIR", type=click.Path(path_type=Path))
-@click.option("--request", type=int, metavar="ID", help="Tell the story of this request.")
-@click.option("--percentile", type=float, default=99.0, show_default=True, help="Explain the requests from here on.")
-@click.option("--metric", type=click.Choice(["e2e", "ttft", "tpot"]), default="e2e", show_default=True,
-              help="Which latency.")  # fmt: skip
-@click.option("--advice/--no-advice", default=True, help="Simulate what would help and what limits.")
+@listed("explain")
 @answered(out="Folder for explanation.json and every request's parts (parts.parquet).")
 def explain(run: Path, advice: bool, on_progress: Any, **asked: Any) -> Any:
     """Say why requests of a run were slow, or why one request was.
@@ -199,11 +170,7 @@ def explain(run: Path, advice: bool, on_progress: Any, **asked: Any) -> Any:
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@click.option("--slo", "limits", multiple=True, metavar="NAME=SECONDS", help="A limit, e.g. ttft_p99=0.5.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="Folder of an earlier `gnomon simulate --out`.")
-@click.option("--tolerance", default=0.05, show_default=True, type=click.FloatRange(0), help="Share it may be worse.")
-@file_option("--junit", "Also write the result as JUnit's XML.")
-@file_option("--markdown", "Also write a table for a pull request.")
+@listed("check")
 @answered()
 @config_options(Scenario)
 def check(
@@ -267,17 +234,9 @@ def check_policy(file: str, as_json: bool) -> None:
         sys.exit(1)
 
 
-server_option = click.option("--scenario", "file", type=click.Path(), help="Scenario of the server, a YAML file.")
-
-
 @click.command(cls=SectionedCommand)
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
-@server_option
-@click.option("--hold-out", multiple=True, metavar="NAME", help="Predict this log instead of fitting it; repeatable.")
-@click.option("--leave-out-slow/--keep-slow", default=True, show_default=True, help="Rounds with a slow host.")
-@click.option("--kernel-scale", is_flag=True, help="Also fit a factor on all kernel times.")
-@click.option("--clock/--no-clock", default=True, help="Look for a lower clock of the GPU.")
-@file_option("--out", "File for the calibration (YAML).")
+@listed("calibrate")
 @json_option
 @config_options(Scenario)
 def calibrate(
@@ -307,8 +266,7 @@ def calibrate(
 
 @click.command(cls=SectionedCommand)
 @click.argument("log", type=click.Path())
-@server_option
-@file_option("--html", "Also draw both over time into this file.")
+@listed("explain-gap")
 @answered(out="Folder for gap.json and gap.html.")
 @config_options(Scenario)
 def explain_gap(log: str, file: str | None, html: Path | None, overrides: dict[str, Any], on_progress: Any) -> Any:
@@ -333,8 +291,7 @@ def explain_gap(log: str, file: str | None, html: Path | None, overrides: dict[s
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@click.option("--for", "target", default="kubernetes", show_default=True, help="kubernetes, llm-d or compose.")
-@folder_option("Folder for the files; else they are printed.")
+@listed("manifest")
 @config_options(Scenario)
 def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path | None) -> None:
     """Write SCENARIO, or the winner in the folder of a search, as manifests; what they cannot say is named.
@@ -359,9 +316,7 @@ def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path
 
 
 @click.command(cls=SectionedCommand)
-@click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
-@click.option("--expert-parallel", is_flag=True, help="Whole experts per GPU instead of slices of each.")
-@click.option("--sampling", help="What requests ask for, e.g. '{top_p: 0.95, repetition_penalty: 1.1}'.")
+@listed("time")
 @answered("timing", compiles=False)
 @config_options(Iteration, skip=("sources", "expert_parallel"))
 def time(sources: tuple[str, ...], overrides: dict[str, Any], on_progress: Any, **given: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gnomon.cli.options import file_option
+from gnomon.cli.options import listed
 from gnomon.cli.printing import json_option, print_json
 from gnomon.cli.progress import say_if_compiling
 from gnomon.core.errors import MissingExtraError
@@ -20,20 +20,12 @@ JOBS = {"megatron": "train step", "verl": "posttrain run", "rlinf": "posttrain r
 @click.command()
 @click.argument("tool", type=click.Choice(TOOLS))
 @click.argument("command_line", metavar="COMMAND")
-@click.option("--device", "--gpu", default=None, help="The GPU, which an engine's command line does not say.")
-@click.option("--model", default=None, help="The model, where a command does not name one.")
-@click.option("--gpus", type=click.IntRange(1), default=None, help="megatron: how many GPUs the job runs on.")
-@file_option("--out", "Write the scenario to this file.")
+@listed("convert")
 @json_option
 def convert(
-    tool: str,
-    command_line: str,
-    device: str | None,
-    model: str | None,
-    gpus: int | None,
-    out: Path | None,
+    tool: str, command_line: str, device: str | None, model: str | None, gpus: int | None, out: Path | None,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Print the scenario that COMMAND of another simulator, engine or load generator means.
 
     Every option is mapped, or named as having no counterpart. COMMAND is one quoted word, or - to read it from the
@@ -81,20 +73,14 @@ def convert(
     if out is not None:
         write_text(out, converting.as_yaml(conversion))
     if as_json:
-        print_json(
-            {
-                "scenario": conversion.values,
-                "mapped": [{"option": given, "keys": keys} for given, keys in conversion.mapped],
-                "without_counterpart": [{"option": given, "why": why} for given, why in conversion.without],
-                "notes": conversion.notes,
-            }
-        )
+        accounts = {"mapped": (conversion.mapped, "keys"), "without_counterpart": (conversion.without, "why")}
+        told = {name: [{"option": one, key: said} for one, said in some] for name, (some, key) in accounts.items()}
+        print_json({"scenario": conversion.values} | told | {"notes": conversion.notes})
     elif out is None:
         click.echo(converting.as_yaml(conversion), nl=False)
     else:
-        click.echo(
-            f"Wrote {out}: {len(conversion.mapped)} options mapped, {len(conversion.without)} without counterpart."
-        )
+        counts = f"{len(conversion.mapped)} options mapped, {len(conversion.without)} without counterpart"
+        click.echo(f"Wrote {out}: {counts}.")
 
 
 @click.command()
@@ -114,12 +100,7 @@ def mcp(reports: Path) -> None:
 
 
 @click.command()
-@click.option("--port", default=8300, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-@click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address to listen on; this machine only unless given.")  # fmt: skip
-@click.option("--runs", default="runs", show_default=True, type=click.Path(file_okay=False, path_type=Path),
-              help="Folder whose run directories are listed.")  # fmt: skip
-@click.option("--no-browser", is_flag=True, help="Do not open a browser.")
+@listed("ui")
 def ui(port: int, host: str, runs: Path, no_browser: bool) -> None:
     """Explore in a web page: move a slider, look at the plots.
 

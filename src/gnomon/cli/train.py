@@ -6,7 +6,7 @@ import click
 
 from gnomon.api import train as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, answered, config_options, jobs_option, scenario_argument
+from gnomon.cli.options import SectionedCommand, answered, config_options, listed, scenario_argument
 
 
 @click.group(cls=NearGroup)
@@ -42,11 +42,7 @@ def step(file: str | None, ignore_memory: bool, overrides: dict[str, Any], on_pr
 
 @command.command(cls=SectionedCommand)
 @scenario_argument("[CONFIG]")
-@click.option("--tokens", type=float, default=None, help="Tokens of the whole run, for days and dollars (e.g. 15e12).")
-@click.option("--jitter", type=click.FloatRange(0, 1), default=0.01, show_default=True,
-              help="Standard deviation of a GPU's step time over its mean: a step waits for the slowest.")  # fmt: skip
-@click.option("--top", "shown", type=click.IntRange(1, 100), default=10, show_default=True, help="Layouts to print.")
-@jobs_option
+@listed("train plan")
 @answered("bounding layouts", out="Folder for the report and the layouts.", said="wrote {}")
 @config_options(api.TrainConfig)
 def plan(file: str | None, overrides: dict[str, Any], **given: Any) -> Any:

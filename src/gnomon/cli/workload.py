@@ -6,7 +6,7 @@ from typing import Any
 import click
 from pydantic import ConfigDict, NonNegativeInt
 
-from gnomon.cli.options import SectionedCommand, config_options
+from gnomon.cli.options import SectionedCommand, config_options, listed
 from gnomon.cli.printing import json_option, listing, print_json, print_lines, print_rows
 from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
@@ -88,8 +88,7 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
 @command.command(cls=SectionedCommand)
 @scenario_argument
 @config_options(WorkloadOf)
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
-@click.option("--as", "tool", metavar="NAME", help="guidellm or inference-perf (a load), or a format of traces.")
+@listed("workload export")
 def export(scenario: str | None, overrides: dict[str, Any], out: Path, tool: str | None) -> None:
     """Write the requests to a file (.csv or .parquet): the same seed gives the same bytes, and `--workload.trace.file`
     reads it back. With `--as` the file is another tool's: how guidellm or inference-perf would draw them (YAML, which
@@ -163,9 +162,7 @@ listing(command, "workload formats", "Trace formats that `--workload.trace.file`
 
 @command.command()
 @click.argument("trace", type=click.Path())
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Preset file to write (.yaml).")
-@click.option("--description", default="Fitted lengths.", help="What the requests are.")
-@click.option("--source", default=None, help="Where they were recorded  [default: the file's name]")
+@listed("workload fit")
 @json_option
 def fit(trace: str, out: Path, description: str, source: str | None, as_json: bool) -> None:
     """Fit a preset to the lengths of TRACE, and say how well it fits.

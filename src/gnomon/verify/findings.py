@@ -6,6 +6,7 @@
 `gnomon.verify("mine", ...)` runs it; `cli/verify.yaml` has its options on the command line.
 """
 
+import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ import numpy as np
 
 from gnomon.calibration.replay import Latencies, statistic
 from gnomon.core import units
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.registry import Registry
+from gnomon.core.text import read_text
 from gnomon.report.blocks import Block
 
 Item = TypeVar("Item")
@@ -72,6 +74,22 @@ def reference(data: str | Path | None) -> Path:
         fix = "Name its folder with --data or $GNOMON_REFERENCE."
         raise ConfigError("no reference data given.", where="--data", fix=fix)
     return Path(data)
+
+
+def rows_of(
+    path: str | Path, what: str, example: str, read: Callable[[dict[str, str], str], Item | None]
+) -> list[Item]:
+    """What `read` makes of each row of a CSV file and of its line; a DataError where that is nothing."""
+    fix = f"Name {example}."
+    try:
+        lines = read_text(path).splitlines()
+        rows = zip(csv.DictReader(lines), lines[1:], strict=True)
+        found = [one for row, line in rows if (one := read(row, line)) is not None]
+    except (ValueError, KeyError) as error:
+        raise DataError(f"this is no file of {what}: {error!r}.", where=str(path), fix=fix) from None
+    if not found:
+        raise DataError(f"holds no {what}.", where=str(path), fix=fix)
+    return found
 
 
 @dataclass(frozen=True)

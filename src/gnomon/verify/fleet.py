@@ -5,9 +5,11 @@ in several ways, and the published figure must lie among them; what was fitted o
 system that is not simulated as a whole is told, and only its direction is judged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,13 @@ from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build
 from gnomon.core.errors import UnknownNameError
+from gnomon.core.text import own_yaml
 from gnomon.report.blocks import Table, lines
 from gnomon.serving.autoscaling.controllers import View, controller
 from gnomon.serving.results.latency_breakdown import NAMES, accounts
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.results.summary import Summary
-from gnomon.serving.run.simulate import run
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.autoscaling import ColdStartConfig
 from gnomon.verify.findings import Findings, Progress, each, proof
@@ -67,9 +70,26 @@ class Effect:
         return self.holds and is_near and min(self.simulated) > self.nothing
 
 
-# Cold start.
+WORDS: dict[str, dict[str, str]] = own_yaml(Path(__file__).parent / "data" / "fleet.yaml")
 
-COLD_START_S, WEIGHTS_S = 527.0, 495.0
+
+def _effect(
+    name: str, figure: str, published: float, simulated: Iterable[float], told: Any = (), **rule: Any
+) -> Effect:
+    """An effect with the words that fleet.yaml has for it; `told` fills them in."""
+    words = WORDS[name]
+    return Effect(
+        name, figure, published, tuple(simulated), words["setting"].format(**dict(told)), words["source"], **rule
+    )
+
+
+def _run(setup: dict[str, Any], requests: Requests | None = None, **more: Any) -> Run:
+    """Kernels alone, timed by the roofline."""
+    plain = {"engine": "none", "timing": {"source": "roofline"}}
+    return run(build(Scenario, plain | setup), requests=requests, **more)
+
+
+# Cold start.
 
 
 def cold_start() -> list[Effect]:
@@ -77,11 +97,9 @@ def cold_start() -> list[Effect]:
     published 495 s come to for 1 TB, so only the model's size is tried here."""
     model = catalog.model("kimi-k2")
     parts = ColdStartConfig().parts(model.weight_bytes_per_rank(Parallelism(), "auto"))
-    setting = "kimi-k2 in its own FP8, default cold start (2 GB/s, from the published 495 s for 1 TB)"
-    source = "cold start of a 1T-parameter FP8 model: 527 s, 495 of them weights"
     return [
-        Effect("cold start", "seconds in all", COLD_START_S, (sum(parts.values()),), setting, source),
-        Effect("cold start", "seconds for weights", WEIGHTS_S, (parts["weights"],), setting, source),
+        _effect("cold start", "seconds in all", 527.0, [sum(parts.values())]),
+        _effect("cold start", "seconds for weights", 495.0, [parts["weights"]]),
     ]
 
 
@@ -108,20 +126,13 @@ LENGTHS: dict[str, dict[str, object]] = {
 
 def _group_tpot_s(ranks: int, requests: int, lengths: str) -> float:
     """Mean TPOT of a group of so many ranks, each of which runs so many requests."""
+    load = {"process": "closed_loop", "concurrency": ranks * requests}
     setup = {
-        "model": "deepseek-v3.2",
-        "engine": "none",
-        "device": "h200",
-        "timing": {"source": "roofline"},
-        "replica": {"data_parallel": ranks, "expert_parallel": True},
+        "model": "deepseek-v3.2", "device": "h200", "replica": {"data_parallel": ranks, "expert_parallel": True},
         "batching": {"policy": "sglang", "max_sequences": requests},
-        "workload": {
-            "num_requests": 4 * ranks * requests,
-            "lengths": LENGTHS[lengths],
-            "arrivals": {"process": "closed_loop", "concurrency": ranks * requests},
-        },
-    }
-    mean = summarize(run(build(Scenario, setup))).latency.tpot_s.mean
+        "workload": {"num_requests": 4 * ranks * requests, "lengths": LENGTHS[lengths], "arrivals": load},
+    }  # fmt: skip
+    mean = summarize(_run(setup)).latency.tpot_s.mean
     assert mean is not None, "every request has an answer of many tokens"
     return mean
 
@@ -140,25 +151,18 @@ def elastic_experts() -> list[Effect]:
 
     scales = {lengths: TPOT_S_BY_LOST[1] / tpot_s(1, lengths) for lengths in LENGTHS}
     return [
-        Effect(
-            "elastic experts",
-            f"TPOT in ms, {lost} of {RANKS} ranks lost",
-            published * 1e3,
-            tuple(tpot_s(lost, lengths) * scale * 1e3 for lengths, scale in scales.items()),
-            f"groups of {RANKS} and {RANKS // 2} ranks on H200 by the roofline, {per_rank(lost)} requests a rank (the "
-            "published tokens/s times TPOT), between them by experts per rank; scaled to the figure for one lost rank; "
-            f"lengths are not published: {'; '.join(LENGTHS)}",
-            "Elastic EP in SGLang, LMSYS, March 2026: DeepSeek V3.2, 32 GPUs, 256 redundant experts; TPOT from its "
-            "draft of March 17",
+        _effect(
+            "elastic experts", f"TPOT in ms, {lost} of {RANKS} ranks lost", published * 1e3,
+            [tpot_s(lost, lengths) * scale * 1e3 for lengths, scale in scales.items()],
+            {"requests": per_rank(lost), "lengths": "; ".join(LENGTHS)},
         )
         for lost, published in TPOT_S_BY_LOST.items()
         if lost > 1
-    ]
+    ]  # fmt: skip
 
 
 # Fair and aware of prefixes.
 
-DLPM_OVER_VTC = 2.87
 CLIENTS, DOCUMENTS, QUESTIONS = 8, 2, 24
 DOCUMENT_TOKENS = 8000
 CACHED = (3, 5, 9)
@@ -182,36 +186,26 @@ def _questions(seed: int = 0) -> Requests:
 
 def _requests_per_s(policy: str, cached: int) -> float:
     setup = {
-        "model": "llama-3.1-8b",
-        "engine": "none",
-        "device": "a100-80gb",
-        "timing": {"source": "roofline"},
-        "batching": {"policy": policy, "max_sequences": 16},
+        "model": "llama-3.1-8b", "device": "a100-80gb", "batching": {"policy": policy, "max_sequences": 16},
         "replica": {"num_kv_blocks": cached * DOCUMENT_TOKENS // 16},
-    }
-    return summarize(run(build(Scenario, setup), requests=_questions())).throughput.requests_per_s
+    }  # fmt: skip
+    return summarize(_run(setup, _questions())).throughput.requests_per_s
 
 
 def dlpm_over_vtc() -> list[Effect]:
     """Throughput of the two policies where the cache holds some of the documents."""
-    return [
-        Effect(
-            "DLPM over VTC",
-            "throughput, times",
-            DLPM_OVER_VTC,
-            tuple(_requests_per_s("dlpm", cached) / _requests_per_s("vtc", cached) for cached in CACHED),
-            f"{CLIENTS} clients with {DOCUMENTS} documents of {DOCUMENT_TOKENS:,} tokens each, KV for "
-            f"{', '.join(map(str, CACHED))} of them; documents and questions were chosen here, the published figure is "
-            "the best of several workloads",
-            "Locality-aware Fair Scheduling in LLM Serving, arXiv 2501.14312: up to 2.87 times",
-            nothing=1.0,
-        )
-    ]
+    gains = [_requests_per_s("dlpm", cached) / _requests_per_s("vtc", cached) for cached in CACHED]
+    told = {
+        "clients": CLIENTS,
+        "documents": DOCUMENTS,
+        "tokens": DOCUMENT_TOKENS,
+        "cached": ", ".join(map(str, CACHED)),
+    }
+    return [_effect("DLPM over VTC", "throughput, times", 2.87, gains, told, nothing=1.0)]
 
 
 # Forecast against reactive scaling.
 
-SAVED_BY_FORECAST = 0.25
 SCALES_OUT, SCALES_IN = 0.5, 0.3
 """Shares of the KV memory. The first is the largest of 0.7, 0.6 and 0.5 with which 99 % of the requests, the planner's
 goal, meet the SLO (98.7, 98.8 and 99.0 %): both sides are to serve as well."""
@@ -228,25 +222,18 @@ def memory_thresholds(view: View) -> int:
 def _day(name: str) -> Summary:
     """A day of Llama-3-70B under one controller: long requests, so that the peak needs about ten replicas."""
     setup = {
-        "model": "llama-3-70b",
-        "engine": "none",
-        "device": "h100",
-        "num_replicas": 4,
-        "replica": {"tensor_parallel": 4},
-        "timing": {"source": "roofline"},
+        "model": "llama-3-70b", "device": "h100", "num_replicas": 4, "replica": {"tensor_parallel": 4},
         "workload": {
             "rate": 6, "num_requests": 518_400, "prompt_scale": 6, "output_scale": 6, "over_long": "truncate",
             "arrivals": {"process": "diurnal", "peak_to_trough": 4, "cv": 2},
         },
         "slo": {"ttft_s": 2},
         "fleet": {
-            "min_replicas": 2,
-            "max_replicas": 24,
-            "controller": {"name": name, "interval_s": 60},
+            "min_replicas": 2, "max_replicas": 24, "controller": {"name": name, "interval_s": 60},
             "cold_start": {"node_s": 300, "image_s": 60},
         },
     }  # fmt: skip
-    return summarize(run(build(Scenario, setup)))
+    return summarize(_run(setup))
 
 
 def forecast_saving() -> list[Effect]:
@@ -255,26 +242,14 @@ def forecast_saving() -> list[Effect]:
     assert reactive.fleet is not None and planned.fleet is not None
     assert reactive.slo is not None and planned.slo is not None
     met = f"SLO (TTFT below 2 s) met by {planned.slo.attainment:.1%}, reactive by {reactive.slo.attainment:.1%}"
-    return [
-        Effect(
-            "forecast scaling",
-            "GPU hours saved, share",
-            SAVED_BY_FORECAST,
-            (1 - planned.fleet.gpu_hours / reactive.fleet.gpu_hours,),
-            "a diurnal day of Llama-3-70B on 4 H100 each, slo_planner against one replica more above 50 % of the KV "
-            f"memory and one less below 30 %; {planned.fleet.gpu_hours:,.0f} and {reactive.fleet.gpu_hours:,.0f} GPU "
-            f"hours, {met}; models, load and thresholds were chosen here, and "
-            "three regions and four models, between which the published system moves load, are not simulated",
-            "SageServe, arXiv 2502.14617: up to 25 % less GPU hours than reactive scaling; three regions, four models",
-            tolerance=None,
-            holds=planned.slo.attainment >= reactive.slo.attainment,
-        )
-    ]
+    hours = {"planned": planned.fleet.gpu_hours, "reactive": reactive.fleet.gpu_hours}
+    saved, holds = 1 - hours["planned"] / hours["reactive"], planned.slo.attainment >= reactive.slo.attainment
+    rule = {"tolerance": None, "holds": holds}
+    return [_effect("forecast scaling", "GPU hours saved, share", 0.25, [saved], hours | {"met": met}, **rule)]
 
 
 # Requests that move while they decode.
 
-LOSS_SAVED, SHORTER_WAIT = 0.704, 7.7
 SKEWS = {128: 2.0, 256: 1.5, 512: 1.15}
 """Of the published power laws, by their mean in tokens."""
 LOADS = ((256, 256, 15.0), (512, 512, 4.2), (128, 512, 5.0))
@@ -292,7 +267,7 @@ def _skewed(mean: int, count: int, random: np.random.Generator) -> Tokens:
 def _losses(prompt: int, answer: int, rate: float, moves: bool) -> tuple[float, float]:
     """Mean seconds lost to pre-emptions, and until the first token, over two traces of 3,000 requests."""
     setup: dict[str, object] = {
-        "model": "llama-2-7b", "engine": "none", "device": "a6000", "num_replicas": 16, "router": "least_kv",
+        "model": "llama-2-7b", "device": "a6000", "num_replicas": 16, "router": "least_kv",
         "timing": {"source": "roofline", "scale": 1.28},
         "replica": {"num_kv_blocks": 851, "max_request_tokens": 12_400},
         "batching": {"policy": "vllm", "max_batch_tokens": 12_800, "max_sequences": 256},
@@ -305,7 +280,7 @@ def _losses(prompt: int, answer: int, rate: float, moves: bool) -> tuple[float, 
         random = np.random.default_rng(seed)
         offered = Requests(np.zeros(3000), _skewed(prompt, 3000, random), _skewed(answer, 3000, random))
         offered.arrival_s[:] = np.cumsum(random.exponential(1 / rate, 3000))
-        done = accounts(run(build(Scenario, setup), requests=offered, explained=True))
+        done = accounts(_run(setup, offered, explained=True))
         lost.append(done.parts_s("e2e")[:, [NAMES.index("preempted"), NAMES.index("recomputed")]].sum(axis=1).mean())
         first.append(done.values_s("ttft").mean())
     return float(np.mean(lost)), float(np.mean(first))
@@ -314,24 +289,17 @@ def _losses(prompt: int, answer: int, rate: float, moves: bool) -> tuple[float, 
 def migration() -> list[Effect]:
     """What Llumnix's rule saves over sending each request to where the least memory is in use."""
     pairs = [[_losses(*load, moves) for moves in (False, True)] for load in LOADS]
-    setting = (
-        "16 replicas of Llama-2-7B with 851 blocks on A10 (an A6000, the same chip, 1.28 times slower), vLLM's first "
-        "policy, sent by least_kv, power laws of 256 and 256, 512 and 512, 128 and 512 tokens in the mean, at 15, 4.2 "
-        "and 5 requests/s, a look every 0.2 s; 1.5 to 1.9 s of a request are lost without it (published: 1.9)"
-    )
-    source = "Llumnix, OSDI 2024, over INFaaS++: 70.4 % of the loss on average, mean prefill up to 7.7 times shorter"
-    saved = tuple(1 - after[0] / before[0] for before, after in pairs)
+    saved = [1 - after[0] / before[0] for before, after in pairs]
     most = max(before[1] / after[1] for before, after in pairs)
     first = "mean time to first token, times shorter, at most"
     return [
-        Effect("migration", "pre-emption loss saved, share", LOSS_SAVED, saved, setting, source),
-        Effect("migration", first, SHORTER_WAIT, (most,), setting, source, tolerance=None, nothing=1.0),
+        _effect("migration", "pre-emption loss saved, share", 0.704, saved),
+        _effect("migration", first, 7.7, [most], tolerance=None, nothing=1.0),
     ]
 
 
 # Prompts that share prefixes, over several replicas.
 
-MEAN_SHORTER, P99_SHORTER = 14.5, 10.0
 SHARED_TOKENS, OWN_TOKENS, SHARERS = 21_360, 2_114, 18
 """Of a question about a document: 23,474 tokens, 91 % of them shared, with 18 questions a document."""
 OF_CAPACITY = (0.5, 0.75, 1.0, 1.2)
@@ -350,11 +318,10 @@ def _documents(router: str, rate: float | None) -> tuple[float, float, float]:
         prefix_hashes=mixed(np.repeat(document, blocks), np.tile(np.arange(blocks), count)),
     )  # fmt: skip
     setup = {
-        "model": "mistral-7b", "engine": "none", "device": "a6000", "num_replicas": 4, "router": router,
-        "timing": {"source": "roofline"}, "replica": {"max_request_tokens": 30_000},
-        "batching": {"policy": "sglang", "prefix_cache": True},
+        "model": "mistral-7b", "device": "a6000", "num_replicas": 4, "router": router,
+        "replica": {"max_request_tokens": 30_000}, "batching": {"policy": "sglang", "prefix_cache": True},
     }  # fmt: skip
-    summary = summarize(run(build(Scenario, setup), requests=offered))
+    summary = summarize(_run(setup, offered))
     e2e_s = summary.latency.e2e_s
     assert e2e_s.mean is not None and e2e_s.p99 is not None, "every request ends"
     return e2e_s.mean, e2e_s.p99, summary.throughput.requests_per_s
@@ -364,17 +331,10 @@ def prefixes() -> list[Effect]:
     """What it gains to send prompts to where their prefix is, and little is to be computed, over round robin."""
     *_, served = _documents("round_robin", None)
     pairs = [[_documents(one, load * served) for one in ("round_robin", "prefix_aware")] for load in OF_CAPACITY]
-    setting = (
-        "four A6000 with Mistral-7B under SGLang's policy and prefix cache, 800 questions about documents as published "
-        "of LooGLE, prefix_aware against round_robin at 50, 75, 100 and 120 % of what round robin serves"
-    )
-    source = "Preble, arXiv 2407.00023: over SGLang behind round robin 1.5 to 14.5 and, of P99, 2 to 10 times shorter"
-    mean, p99 = (tuple(before[k] / after[k] for before, after in pairs) for k in range(2))
+    mean, p99 = ([before[k] / after[k] for before, after in pairs] for k in range(2))
     return [
-        Effect(
-            "prefix routing", "mean latency, times shorter, at most", MEAN_SHORTER, mean, setting, source, nothing=1.0
-        ),
-        Effect("prefix routing", "P99 latency, times shorter, at most", P99_SHORTER, p99, setting, source, nothing=1.0),
+        _effect("prefix routing", "mean latency, times shorter, at most", 14.5, mean, nothing=1.0),
+        _effect("prefix routing", "P99 latency, times shorter, at most", 10.0, p99, nothing=1.0),
     ]
 
 
@@ -403,20 +363,13 @@ def told(found: list[Effect]) -> Findings:
         if not one.is_reproduced
     ]
     shown = [
-        {
-            "effect": one.name, "figure": one.figure, "published": f"{one.published:,.4g}",
-            "simulated": _figures(one), "distance": f"{one.distance:+z.1%}", "rule": one.rule,
-        }
+        {"effect": one.name, "figure": one.figure, "published": f"{one.published:,.4g}", "simulated": _figures(one),
+         "distance": f"{one.distance:+z.1%}", "rule": one.rule}
         for one in found
     ]  # fmt: skip
     settings = dict.fromkeys(f"{one.name}: {one.setting}. {one.source}." for one in found)
-    return Findings(
-        records=found,
-        rows=rows,
-        data={"effects": rows},
-        blocks=[Table(shown, "Published effects"), *lines(list(settings)), *lines(failures, "warning")],
-        failures=failures,
-    )
+    blocks = [Table(shown, "Published effects"), *lines(settings), *lines(failures, "warning")]
+    return Findings(found, rows, {"effects": rows}, blocks, failures)
 
 
 def _figures(one: Effect) -> str:

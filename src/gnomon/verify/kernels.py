@@ -7,6 +7,7 @@ shapes; one in so many is taken, evenly over the table.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -110,34 +111,32 @@ def _untuned(system: str, engine: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-Found = Callable[[str, str], KernelTable | None]
+Found = Callable[[str, str], list[KernelTable]]
+"""The newest table of a family, if the engine has it."""
 Part = tuple[str, Kind, Kernels, Callable[[Key], Work | None]]
 
 
 def _newest(system: str, engine: str) -> Found:
-    def find(family: str, table: str) -> KernelTable | None:
-        return next((one for one in find_tables(system, family, table, engine) if one.engine == engine), None)
+    def find(family: str, table: str) -> list[KernelTable]:
+        return [one for one in find_tables(system, family, table, engine) if one.engine == engine][:1]
 
     return find
 
 
+PHASES: tuple[tuple[Kind, str], ...] = (("attention_prefill", "context"), ("attention_decode", "generation"))
+
+
 def _products(found: Found) -> Iterator[Part]:
-    table = found("gemm", "gemm_perf")
-    for dtype, name in _PRODUCTS:
-        if table:
-            wide = weight_format(name)
-            yield f"gemm {name}", "token", gemm_kernels(table, dtype), partial(_gemm, form=wide)
-    table = found("moe", "moe_perf")
-    for dtype, name in _EXPERTS:
-        for load in ("balanced", "power_law_1.01"):
-            if table:
-                wide = weight_format(name)
-                kernels = expert_kernels(table, dtype, load)
-                yield f"moe {name} {load}", "token", kernels, partial(_experts, form=wide, load=load)
-    table, load = found("moe", "wideep_moe_perf"), "power_law_1.01_eplb"
-    if table:
-        kernels = copied_kernels(table, "nvfp4", load)
-        yield f"wideep_moe nvfp4 {load}", "token", kernels, partial(_experts, form=weight_format("nvfp4"), load=load)
+    for table, (dtype, name) in product(found("gemm", "gemm_perf"), _PRODUCTS):
+        yield f"gemm {name}", "token", gemm_kernels(table, dtype), partial(_gemm, form=weight_format(name))
+    loads = ("balanced", "power_law_1.01")
+    for table, (dtype, name), load in product(found("moe", "moe_perf"), _EXPERTS, loads):
+        shaped = partial(_experts, form=weight_format(name), load=load)
+        yield f"moe {name} {load}", "token", expert_kernels(table, dtype, load), shaped
+    load = "power_law_1.01_eplb"
+    for table in found("moe", "wideep_moe_perf"):
+        shaped = partial(_experts, form=weight_format("nvfp4"), load=load)
+        yield f"wideep_moe nvfp4 {load}", "token", copied_kernels(table, "nvfp4", load), shaped
 
 
 def _gemm(key: Key, form: WeightFormat) -> Work | None:
@@ -151,15 +150,12 @@ def _experts(key: Key, form: WeightFormat, load: str) -> Work:
 
 
 def _attention(found: Found) -> Iterator[Part]:
-    kinds: tuple[tuple[Kind, str], ...] = (("attention_prefill", "context"), ("attention_decode", "generation"))
-    for kind, name in kinds:
-        table = found("attention", f"{name}_attention_perf")
-        for kv, size in (("bfloat16", 2.0), ("fp8", 1.0)):
-            for window in (0, 128):
-                if table:
-                    kernels = attention_kernels(table, kind, kv, window)
-                    words = f"{name}_attention {kv} KV" + (f" window {window}" if window else "")
-                    yield words, kind, kernels, partial(_heads, kind=kind, size=size, window=window)
+    for kind, name in PHASES:
+        stored = (("bfloat16", 2.0), ("fp8", 1.0))
+        for table, (kv, size), window in product(found("attention", f"{name}_attention_perf"), stored, (0, 128)):
+            words = f"{name}_attention {kv} KV" + (f" window {window}" if window else "")
+            shaped = partial(_heads, kind=kind, size=size, window=window)
+            yield words, kind, attention_kernels(table, kind, kv, window), shaped
 
 
 def _heads(key: Key, kind: Kind, size: float, window: int) -> Work:
@@ -184,14 +180,9 @@ _LATENT: tuple[tuple[str, str, str, str, dict[str, int]], ...] = (
 
 
 def _latent(found: Found) -> Iterator[Part]:
-    kinds: tuple[tuple[Kind, str], ...] = (("attention_prefill", "context"), ("attention_decode", "generation"))
-    for kind, phase in kinds:
-        for family, file, architecture, which, reads in _LATENT:
-            name = file.format(phase)
-            table = found(family, f"{name}_perf")
-            if table is None:
-                continue
-            is_module = file.endswith("module")
+    for (kind, phase), (family, file, architecture, which, reads) in product(PHASES, _LATENT):
+        name, is_module = file.format(phase), file.endswith("module")
+        for table in found(family, f"{name}_perf"):
             form = module_type(table, architecture) if is_module else ""
             for kv in ("bfloat16", "fp8"):
                 kernels = latent_kernels(table, kind, is_module, kv, architecture, form)
@@ -205,23 +196,18 @@ def _heads_of(key: Key, kind: Kind, family: str, reads: dict[str, int]) -> Work:
     heads = int(key[1])
     if kind == "attention_prefill" and family == "mla":
         return Prefill(heads, heads, 192, 128, 1152.0)
-    widths = {"mla": (576, 512, 1152.0), "msa": (128, 128, 512.0)}.get(family, (576, 512, 1152.0))
-    if "ratio" in reads:
-        widths = (512, 512, 1024.0)
+    widths = (512, 512, 1024.0) if "ratio" in reads else (128, 128, 512.0) if family == "msa" else (576, 512, 1152.0)
     made = Prefill if kind == "attention_prefill" else Decode
     return made(heads, 1, *widths, **reads)
 
 
 def _others(found: Found) -> Iterator[Part]:
-    for family, file, kernel in (("linear_attention", "gdn_perf", "gdn"), ("kda", "kda_perf", "kda")):
-        table = found(family, file)
-        phases: tuple[tuple[Kind, bool, str], ...] = (("prompt_token", False, "prompts"), ("decode", True, "steps"))
-        for kind, is_step, words in phases:
-            if table:
-                kernels = recurrence_kernels(table, kernel, is_step)
-                yield f"{kernel} {words}", kind, kernels, partial(_recurrence, kernel=kernel, is_step=is_step)
-    table = found("comm", "custom_allreduce_perf")
-    if table:
+    phases: tuple[tuple[Kind, bool, str], ...] = (("prompt_token", False, "prompts"), ("decode", True, "steps"))
+    for family, kernel in (("linear_attention", "gdn"), ("kda", "kda")):
+        for table, (kind, is_step, words) in product(found(family, f"{kernel}_perf"), phases):
+            shaped = partial(_recurrence, kernel=kernel, is_step=is_step)
+            yield f"{kernel} {words}", kind, recurrence_kernels(table, kernel, is_step), shaped
+    for table in found("comm", "custom_allreduce_perf"):
         yield "custom_allreduce", "communication", all_reduce_kernels(table), _collective("all_reduce")
 
 
@@ -235,27 +221,20 @@ def _collective(name: Collective) -> Callable[[Key], Work | None]:
 
 
 def _everything(found: Found, system: str) -> Iterator[Part]:
-    yield from _products(found)
-    yield from _attention(found)
-    yield from _latent(found)
-    yield from _others(found)
-    yield from _small(found)
+    for part in (_products, _attention, _latent, _others, _small):
+        yield from part(found)
     yield from _exchanges(found, system)
 
 
 def _small(found: Found) -> Iterator[Part]:
     """Products per head, quantising, and mixing of residual streams."""
-    table = found("mla_bmm", "mla_bmm_perf")
-    for name, n, k in (("mla_gen_pre", 512, 128), ("mla_gen_post", 128, 512)):
-        if table:
-            yield f"mla_bmm {name}", "decode", absorbed_kernels(table, name, "bfloat16", n, k), _per_head
-    table = found("quantize", "scale_matrix_perf")
-    if table:
-        yield "scale_matrix", "token", quantize_kernels(table), lambda key: Elementwise(3.0 * int(key[1]))
-    table = found("mhc", "mhc_module_perf")
-    for part, streams in (("pre", 5), ("post", 9)):
-        if table:
-            yield f"mhc_module {part}", "token", stream_kernels(table, part, 4), partial(_stream, streams=streams)
+    for table, (name, n, k) in product(found("mla_bmm", "mla_bmm_perf"), (("pre", 512, 128), ("post", 128, 512))):
+        kernels = absorbed_kernels(table, f"mla_gen_{name}", "bfloat16", n, k)
+        yield f"mla_bmm mla_gen_{name}", "decode", kernels, _per_head
+    for table in found("quantize", "scale_matrix_perf"):
+        yield "scale_matrix", "token", quantize_kernels(table), partial(_stream, per_token=3.0)
+    for table, (part, streams) in product(found("mhc", "mhc_module_perf"), (("pre", 5), ("post", 9))):
+        yield f"mhc_module {part}", "token", stream_kernels(table, part, 4), partial(_stream, per_token=2.0 * streams)
 
 
 def _per_head(key: Key) -> Work:
@@ -263,18 +242,16 @@ def _per_head(key: Key) -> Work:
     return Gemm(n, k, weight_format("bf16"), batch=heads)
 
 
-def _stream(key: Key, streams: int) -> Work:
-    return Elementwise(2.0 * streams * int(key[1]))
+def _stream(key: Key, per_token: float) -> Work:
+    return Elementwise(per_token * int(key[1]))
 
 
 def _exchanges(found: Found, system: str) -> Iterator[Part]:
     """Tokens to their experts and back, by the bytes of all tokens that a rank sends."""
-    for name in EXCHANGES:
-        table = found("comm", name)
-        for phase in ("dispatch", "combine"):
-            if table:
-                kernels = _exchanged(table, exchange_rows(table, phase, node_ranks(system)))
-                yield f"{name.removesuffix('_perf')} {phase}", "communication", kernels, _collective("all_to_all")
+    for name, phase in product(EXCHANGES, ("dispatch", "combine")):
+        for table in found("comm", name):
+            kernels = _exchanged(table, exchange_rows(table, phase, node_ranks(system)))
+            yield f"{name.removesuffix('_perf')} {phase}", "communication", kernels, _collective("all_to_all")
 
 
 def _exchanged(table: KernelTable, rows: pl.DataFrame) -> Kernels:
@@ -282,9 +259,8 @@ def _exchanged(table: KernelTable, rows: pl.DataFrame) -> Kernels:
     for key, one in rows.sort("tokens").group_by(shape, maintain_order=True):
         ranks, width, choices = (int(str(value)) for value in key)
         sizes = one["tokens"].to_numpy().astype(np.float64)[:, None] * width * choices
-        kernels.bundle.samples["exchange", ranks, width, choices] = Samples(
-            sizes, one["seconds"].to_numpy(), str(table.path)
-        )
+        samples = Samples(sizes, one["seconds"].to_numpy(), str(table.path))
+        kernels.bundle.samples["exchange", ranks, width, choices] = samples
     return kernels
 
 
@@ -385,11 +361,8 @@ def told(scores: Sequence[TableScore]) -> Findings:
     failures = [f"{row['device']} held out" for row in devices if row["held out"] > 100 * LIMIT]
     failures += [f"{row['device']} roofline" for row in devices if (row["roofline"] or 0.0) > 100 * ROOFLINE_LIMIT]
     worst = sorted(tables, key=lambda row: -row["held out"])[:5]
-    blocks: list[Block] = [
-        Table(tables, "Median error of every table, %", _CAPTION),
-        Table(devices, "Median error by device, %", ""),
-        Table(worst, "Worst tables", ""),
-    ]
+    blocks: list[Block] = [Table(tables, "Median error of every table, %", _CAPTION)]
+    blocks += [Table(devices, "Median error by device, %"), Table(worst, "Worst tables")]
     return Findings(scores, tables, {"tables": tables, "devices": devices}, blocks, failures)
 
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError, GnomonError
-from gnomon.core.text import read_json
+from gnomon.core.text import MAX_TABLE_BYTES, read_json, read_text
 from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute, step_graph
@@ -59,7 +61,8 @@ def verify(path: str | Path) -> list[Check]:
     """Every check of one file: a run list, a sweep CSV, bubble tables, or a PyTorch schedule CSV."""
     path = Path(path)
     if path.suffix.lower() == ".csv":
-        return list(_sweep(path) if _first_line(path) == ",".join(sweeps.COLUMNS) else _schedule(path))
+        head = next(iter(read_text(path, most=MAX_TABLE_BYTES).splitlines()), "").strip()
+        return list(_sweep(path) if head == ",".join(sweeps.COLUMNS) else _schedule(path))
     data = read_json(path)
     if isinstance(data, list):
         return list(_runs(data, path))
@@ -94,8 +97,8 @@ def _runs(runs: list[Any], path: Path) -> Iterator[Check]:
         result = simulate(study, record=False)
         yield Check(f"run {number}: total_time", expected, result.total_time, RUN_TOLERANCE)
         if "throttled" in run:
-            throttled = sorted(str(task) for task in result.throttled)
-            yield Check(f"run {number}: throttled", _list(sorted(run["throttled"])), _list(throttled))
+            told = ("; ".join(sorted(map(str, some))) or "none" for some in (run["throttled"], result.throttled))
+            yield Check(f"run {number}: throttled", *told)
 
 
 def _study(run: dict[str, Any]) -> Study:
@@ -117,11 +120,8 @@ def _sweep(path: Path) -> Iterator[Check]:
     beside = _config_beside(path)
     stages = beside.stages if beside else 4
     for table in tables:
-        given = table.parameters | {
-            "n": int(table.parameters["n"]),
-            "sync_freq": int(table.parameters["sync_freq"]),
-            "stages": stages,
-        }
+        given = table.parameters | {name: int(table.parameters[name]) for name in ("n", "sync_freq")}
+        given |= {"stages": stages}
         name = " ".join(f"{key}={value:g}" for key, value in table.parameters.items())
         for cells, expected in zip(table.priorities, table.total_time, strict=True):
             kinds = dict(zip(("fwd_prop", "grad_prop", "grad_sync"), map(sweeps.as_priority, cells), strict=True))
@@ -165,12 +165,9 @@ def _tables(data: dict[str, Any], path: Path) -> Iterator[Check]:
 
 def _table_row(row: dict[str, Any], name: str, where: str) -> Iterator[Check]:
     # Per-chunk times are those of half a rank: a V has two chunks.
-    if "chunk_TF_us" in row:
-        times = [2.0 * float(row[f"chunk_{key}_us"]) for key in ("TF", "TB", "TW")]
-        hop = float(row["Tcomm_us"])
-    else:
-        times = [float(row[key]) for key in ("TF", "TB", "TW")]
-        hop = float(row["Tcomm"])
+    factor, before, unit = (2.0, "chunk_", "_us") if "chunk_TF_us" in row else (1.0, "", "")
+    times = [factor * float(row[f"{before}{key}{unit}"]) for key in ("TF", "TB", "TW")]
+    hop = float(row[f"Tcomm{unit}"])
     plan = Plan(
         int(row["p"]), int(row["m"]), chunks=int(row.get("v", 2)), forward=times[0], input_grad=times[1],
         weight_grad=times[2], hop=hop, weight_grad_memory=_weight_memory(row),
@@ -203,23 +200,13 @@ def bubble(kind: str, plan: Plan, *, published: bool = False) -> float:
     """
     schedule = make(kind, plan)
     pieces = schedule.num_stages // plan.ranks
-    costs = StepCosts(
-        forward=plan.forward / pieces,
-        input_grad=plan.input_grad / pieces,
-        weight_grad=plan.weight_grad / pieces,
-        latency=plan.hop,
+    each = {name: getattr(plan, name) / pieces for name in ("forward", "input_grad", "weight_grad")}
+    graph, labels = step_graph(
+        schedule, StepCosts(**each, latency=plan.hop), wrap_for=plan.ranks if published else None
     )
-    wrap_for = plan.ranks if published else None
-    graph, labels = step_graph(schedule, costs, wrap_for=wrap_for)
-    run = run_graph(kind, plan.ranks, graph, labels, _no_priorities(), record=False)
+    run = run_graph(kind, plan.ranks, graph, labels, (np.ones(3), np.full(3, NO_TIER, np.int64)), record=False)
     cost = float(run.spans.max()) if SCHEDULES[kind].counts_spans else run.total_time
     return 1.0 - plan.microbatches * (plan.forward + plan.input_grad + plan.weight_grad) / cost
-
-
-def _no_priorities() -> Any:
-    import numpy as np
-
-    return np.ones(3), np.full(3, NO_TIER, dtype=np.int64)
 
 
 def _schedule(path: Path) -> Iterator[Check]:
@@ -255,18 +242,6 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) and "bubble" in row for row in value)
 
 
-def _list(items: list[str]) -> str:
-    return "; ".join(items) or "none"
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.readline().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
-
-
 @proof("pipeline")
 def prove(*files: str | Path, on_progress: Progress | None = None) -> Findings:
     """Training pipelines: recorded runs and sweeps, published bubble tables, PyTorch schedules."""
@@ -296,10 +271,8 @@ def told(found: dict[str, list[Check]]) -> Findings:
 
 
 def _row(check: Check) -> dict[str, Any]:
-    return {
-        "what": check.what, "expected": check.expected, "obtained": check.obtained, "difference": check.difference,
-        "ok": check.ok,
-    }  # fmt: skip
+    names = ("what", "expected", "obtained", "difference", "ok")
+    return {name: getattr(check, name) for name in names}
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ first token to when no more than that many were left. Nothing is fitted to these
 taken alike for all: how long prompts were, and how much answers differ in length (`TASKS`).
 """
 
-import csv
 import math
 import statistics
 import zlib
@@ -17,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from gnomon import catalog
 from gnomon.core import units
 from gnomon.core.config import load
-from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.errors import ConfigError
 from gnomon.core.parallel import map_ordered
 from gnomon.core.streams import stream
+from gnomon.core.text import own_yaml
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.results.intervals import NUM_RUNS, T_95
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.sources.silicon import server_errors
-from gnomon.verify.findings import Findings, Progress, proof
+from gnomon.verify.findings import Findings, Progress, proof, rows_of
 from gnomon.workload import Requests, SessionsConfig, generate
 from gnomon.workload.lengths import tokens
 from gnomon.workload.sessions import hash_blocks, sum_before
@@ -147,34 +146,19 @@ class Scored:
 
 def read_servers(path: str | Path) -> list[Server]:
     """The text servers of the file."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        rows = zip(csv.DictReader(lines), lines[1:], strict=True)
-        found = [_server(row, line) for row, line in rows if row["task"] in TASKS]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"this is no file of measured servers: {error!r}.", where=str(path), fix="Name mlenergy/servers.csv."
-        ) from None
-    if not found:
-        raise DataError("holds no server of a text task.", where=str(path), fix="Name mlenergy/servers.csv.")
-    return found
+    return rows_of(path, "server of a text task", "mlenergy/servers.csv", _server)
 
 
-def _server(row: dict[str, str], line: str) -> Server:
+def _server(row: dict[str, str], line: str) -> Server | None:
+    if row["task"] not in TASKS:
+        return None
     return Server(
-        row["task"],
-        row["model_id"],
-        row["gpu_model"].lower(),
-        int(row["tensor_parallel"]),
-        int(row["expert_parallel"]) > 1,
-        int(row["data_parallel"]),
-        int(row["max_num_seqs"]),
-        float(row["avg_output_len"]),
-        float(row["median_itl_ms"]) * 1e-3,
-        float(row["output_throughput_tokens_per_sec"]),
-        float(row["iteration_ms"]) * 1e-3,
+        row["task"], row["model_id"], row["gpu_model"].lower(), int(row["tensor_parallel"]),
+        int(row["expert_parallel"]) > 1, int(row["data_parallel"]), int(row["max_num_seqs"]),
+        float(row["avg_output_len"]), float(row["median_itl_ms"]) * 1e-3,
+        float(row["output_throughput_tokens_per_sec"]), float(row["iteration_ms"]) * 1e-3,
         zlib.crc32(line.encode()) % 2 == 1,
-    )
+    )  # fmt: skip
 
 
 def settings_of(server: Server) -> dict[str, Any]:
@@ -296,8 +280,7 @@ def figures(scored: Sequence[Scored]) -> dict[str, float]:
 
 def recorded() -> dict[str, float]:
     """The figures that were recorded with the release."""
-    text = (files("gnomon.verify") / "data" / "servers.yaml").read_text(encoding="utf-8")
-    found: dict[str, float] = yaml.safe_load(text)["held out"]
+    found: dict[str, float] = own_yaml(files("gnomon.verify") / "data" / "servers.yaml")["held out"]
     return found
 
 
@@ -335,9 +318,11 @@ FAR = 0.25
 
 def told(scored: Sequence[Scored], *, is_whole: bool) -> Findings:
     """Tables by GPU, model and size; what was recorded with the release is judged where all servers were simulated."""
-    blocks: list[Block] = [Table(_groups(scored, _half), "By GPU and half")]
-    blocks += [Table(_groups(scored, lambda s: f"{s.server.device} {s.server.short}"), "By model")]
-    blocks += [Table(_groups(scored, _size), "By sequences at a time")]
+    blocks: list[Block] = [
+        Table(_groups(scored, _half), "By GPU and half"),
+        Table(_groups(scored, lambda s: f"{s.server.device} {s.server.short}"), "By model"),
+        Table(_groups(scored, _size), "By sequences at a time"),
+    ]
     far = [s for s in scored if abs(s.errors.get("itl", 0.0)) > FAR]
     if far:
         rows = [

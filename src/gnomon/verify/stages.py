@@ -5,7 +5,6 @@ constant load); they are ten questions behind each of ten shared beginnings, in 
 the prefix cache holds them. The client sends no temperature: the models' own generation_config counts.
 """
 
-import csv
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.config import load
-from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
 from gnomon.report.blocks import Line, Table
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.verify.findings import Findings, Progress, each, proof
+from gnomon.verify.findings import Findings, Progress, each, proof, rows_of
 from gnomon.workload import Requests
 
 BLOCK = 16
@@ -64,19 +62,10 @@ class Predicted:
 
 
 def read_stages(path: str | Path) -> list[Stage]:
-    try:
-        rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
-        found = [_stage(row) for row in rows]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(
-            f"this is no file of load stages: {error!r}.", where=str(path), fix="Name vllm_stages/h100.csv."
-        ) from None
-    if not found:
-        raise DataError("holds no load stage.", where=str(path), fix="Name vllm_stages/h100.csv.")
-    return found
+    return rows_of(path, "load stage", "vllm_stages/h100.csv", _stage)
 
 
-def _stage(row: dict[str, str]) -> Stage:
+def _stage(row: dict[str, str], _: str) -> Stage:
     if not any(name in row["run"] for name in MODELS):
         raise ValueError(f"the run {row['run']!r} is of none of {', '.join(MODELS)}")
     return Stage(

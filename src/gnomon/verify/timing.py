@@ -4,8 +4,10 @@ Held-out error of each estimator on Vidur's CSV files, beside what random forest
 alone against every measured table there is.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,7 @@ from gnomon.report.blocks import Block
 from gnomon.report.blocks import Table as Rows
 from gnomon.timing.estimators import DEFAULT, ESTIMATORS, Estimator
 from gnomon.timing.estimators.validation import HeldOut, shuffled, unshuffled
-from gnomon.timing.operators import (
-    Communication,
-    Gemm,
-    Operator,
-    mixed_attention,
-    stage_operators,
-)
+from gnomon.timing.operators import Communication, Gemm, Operator, mixed_attention, stage_operators
 from gnomon.timing.sources.profile import servingsim, vidur
 from gnomon.timing.sources.profile.measured import bound_of
 from gnomon.timing.sources.profile.samples import Samples
@@ -87,25 +83,15 @@ def vidur_tables(data: Path) -> list[Table]:
     """Every operator of every Vidur CSV below `data`."""
     root = vidur.find_root(data) or vidur.find_root(data / "vidur")
     if root is None:
-        raise DataError(
-            "has no Vidur profiles (a folder compute/<device>/<model>).",
-            where=str(data),
-            fix="Name the folder that holds them with --data or $GNOMON_REFERENCE.",
-        )
+        fix = "Name the folder that holds them with --data or $GNOMON_REFERENCE."
+        raise DataError("has no Vidur profiles (a folder compute/<device>/<model>).", where=str(data), fix=fix)
     return [*_mlp_tables(root), *_attention_tables(root), *_network_tables(root)]
 
 
 def sample(tables: Sequence[Table], every: int = 12) -> list[Table]:
     """Few enough tables to train forests on: all of attention and communication, every n-th of the others."""
-    kept: list[Table] = []
-    seen: dict[str, int] = {}
-    for table in tables:
-        index = seen.setdefault(table.operator.name, 0)
-        seen[table.operator.name] += 1
-        step = every if table.group == "mlp" else 1
-        if index % step == 0:
-            kept.append(table)
-    return kept
+    seen: dict[str, Iterator[int]] = defaultdict(count)
+    return [one for one in tables if next(seen[one.operator.name]) % (every if one.group == "mlp" else 1) == 0]
 
 
 def score(table: Table, name: str) -> Score:
@@ -244,11 +230,10 @@ def roofline_errors(data: Path) -> list[dict[str, Any]]:
 
 def _roofline_row(device_name: str, origin: str, kind: str, found: list[Floats]) -> dict[str, Any]:
     pooled = np.concatenate(found)
+    errors = {"median": np.median(np.abs(pooled)), "mean": np.mean(np.abs(pooled)), "bias (median)": np.median(pooled)}
     return {
         "device": device_name, "measured by": origin, "operators": kind, "tables": len(found), "points": len(pooled),
-        "median": round(100 * float(np.median(np.abs(pooled))), 1),
-        "mean": round(100 * float(np.mean(np.abs(pooled))), 1),
-        "bias (median)": round(100 * float(np.median(pooled)), 1),
+        **{name: round(100 * float(value), 1) for name, value in errors.items()},
     }  # fmt: skip
 
 
@@ -275,8 +260,6 @@ def _servingsim(data: Path) -> Iterator[tuple[Table, str]]:
 def prove_roofline(*, data: str | Path | None = None, on_progress: Progress | None = None) -> Findings:
     """The roofline alone against every measured table below `data`; it has no gate."""
     rows = [row for folder in each([reference(data)], on_progress) for row in roofline_errors(folder)]
-    title, caption = (
-        "The roofline alone against measured kernels, error in %",
-        "Points of every table count alike within a device and operator.",
-    )
-    return Findings(rows, rows, {"operators": rows}, [Rows(rows, title, caption)], [])
+    caption = "Points of every table count alike within a device and operator."
+    table = Rows(rows, "The roofline alone against measured kernels, error in %", caption)
+    return Findings(rows, rows, {"operators": rows}, [table], [])

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
@@ -27,7 +26,7 @@ from gnomon.training.constants import constants
 from gnomon.verify.findings import Findings, Progress, each, proof, reference
 
 DATA = Path(__file__).parent / "data"
-MODELS, DEVICES, PRECISIONS = yaml.safe_load((DATA / "training_names.yaml").read_text(encoding="utf-8")).values()
+MODELS, DEVICES, PRECISIONS = own_yaml(DATA / "training_names.yaml").values()
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def _bridge_rows(cells: dict[str, str], release: str, method: str, line: str) ->
         yield Row("bridge", family, name, given, line, step_s)
 
 
-RECORDED = Path(__file__).parent / "data" / "training.yaml"
+CONSTANTS = "gnomon/training/data/constants.yaml"
 SLACK = 0.003
 """By how much a figure may be worse than recorded: rounding of constants."""
 FAR_ENOUGH = 0.10
@@ -218,20 +217,18 @@ class Scored:
 
     @property
     def step_error(self) -> float | None:
-        if self.step is None or self.row.step_s is None:
-            return None
-        return self.step.step_s / self.row.step_s - 1.0
+        return _relative(self.step.step_s if self.step else None, self.row.step_s)
 
     @property
     def memory_error(self) -> float | None:
-        if self.step is None or self.row.peak_bytes is None:
-            return None
-        return self.step.memory.peak_bytes / self.row.peak_bytes - 1.0
+        return _relative(self.step.memory.peak_bytes if self.step else None, self.row.peak_bytes)
 
     def phase_error(self, phase: str) -> float | None:
-        if self.step is None or phase not in self.row.phases_ms:
-            return None
-        return self.step.phases[phase] * 1e3 / self.row.phases_ms[phase] - 1.0
+        return _relative(self.step.phases[phase] * 1e3 if self.step else None, self.row.phases_ms.get(phase))
+
+
+def _relative(ours: float | None, published: float | None) -> float | None:
+    return None if ours is None or published is None else ours / published - 1.0
 
 
 def score(row: Row) -> Scored:
@@ -273,7 +270,7 @@ class Figure:
 @cache
 def recorded() -> dict[str, dict[str, float]]:
     """Figures by name, with the number of rows behind them."""
-    known: dict[str, dict[str, float]] = own_yaml(RECORDED)
+    known: dict[str, dict[str, float]] = own_yaml(DATA / "training.yaml")
     return known
 
 
@@ -369,9 +366,7 @@ def told(scored: Sequence[Scored]) -> Findings:
     blocks: list[Block] = [
         Table(groups, "Rows by model, GPU and precision", "Median absolute errors; held out: rows not fitted on."),
         Table(table, "Judged: rows that nothing was fitted on"),
-        Table(
-            _fitted(), "Fitted constants", "On rows whose line has an even CRC-32; gnomon/training/data/constants.yaml."
-        ),
+        Table(_fitted(), "Fitted constants", f"On rows whose line has an even CRC-32; {CONSTANTS}."),
     ]
     if missing:
         reasons = sorted({one.problem for one in missing})
@@ -388,14 +383,11 @@ def told(scored: Sequence[Scored]) -> Findings:
 
 def _figure(one: Figure) -> dict[str, Any]:
     bar = "–" if one.bar is None else f"{'at least' if one.is_share else 'at most'} {100 * one.bar:.0f} %"
+    recorded = "–" if one.recorded is None else f"{100 * one.recorded:.1f} %"
     return {
-        "figure": one.name,
-        "rows": one.count,
-        "found": f"{100 * one.value:.1f} %",
-        "bar": bar,
-        "recorded": "–" if one.recorded is None else f"{100 * one.recorded:.1f} %",
+        "figure": one.name, "rows": one.count, "found": f"{100 * one.value:.1f} %", "bar": bar, "recorded": recorded,
         "passed": one.passed if one.bar is not None else None,
-    }
+    }  # fmt: skip
 
 
 def _row(one: Scored) -> dict[str, Any]:
@@ -419,13 +411,8 @@ def _row(one: Scored) -> dict[str, Any]:
 
 
 def _group(key: tuple[str, str, str, str], ones: Sequence[Scored]) -> dict[str, Any]:
-    source, model, device, precision = key
     held = [one for one in ones if not one.row.is_fitted]
-    return {
-        "source": source,
-        "model": model,
-        "GPU": device,
-        "precision": precision,
+    return dict(zip(("source", "model", "GPU", "precision"), key, strict=True)) | {
         "rows": len(ones),
         "step time": _percent([one.step_error for one in ones]),
         "held out": _percent([one.step_error for one in held]),
@@ -434,8 +421,8 @@ def _group(key: tuple[str, str, str, str], ones: Sequence[Scored]) -> dict[str, 
 
 
 def _percent(errors: Sequence[float | None]) -> str:
-    known = [abs(one) for one in errors if one is not None]
-    return f"{100 * float(np.median(known)):.1f} %" if known else "–"
+    found = _median("", errors, None)
+    return f"{100 * found.value:.1f} %" if found.count else "–"
 
 
 def _fitted() -> list[dict[str, Any]]:

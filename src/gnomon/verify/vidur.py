@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gnomon.core.arrays import Floats, Ints
+from gnomon.core.arrays import Ints
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.core.text import read_json
@@ -87,10 +87,8 @@ def read_run(folder: str | Path) -> RecordedRun:
 
 
 def _read_table(folder: Path, name: str, columns: tuple[str, ...]) -> pl.DataFrame:
-    for file in (folder / f"{name}.csv.gz", folder / f"{name}.csv"):
-        if file.is_file():
-            break
-    else:
+    file = next((one for one in (folder / f"{name}.csv.gz", folder / f"{name}.csv") if one.is_file()), None)
+    if file is None:
         raise DataError(f"there is no {name}.csv or {name}.csv.gz.", where=str(folder))
     text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     lists: dict[str, Any] = dict.fromkeys({"request_ids", "num_tokens", "stage_times_s"} & set(columns), pl.String)
@@ -199,9 +197,7 @@ def _compare_batches(recorded: RecordedRun, replay: Run, order: Ints) -> tuple[s
         here = members[ours.first_member[i] : ours.first_member[i] + ours["size"][i]]
         if not (np.array_equal(here[:, 0], ids[i]) and np.array_equal(here[:, 1], tokens[i])):
             return _batch_difference(theirs, i, here, ids[i], tokens[i]), 0.0, 0, i
-    difference = None
-    if len(ours) != len(theirs):
-        difference = f"{len(theirs)} batches were recorded, {len(ours)} replayed"
+    difference = None if len(ours) == len(theirs) else f"{len(theirs)} batches were recorded, {len(ours)} replayed"
     start_error = np.abs(ours.start_s[:count] - theirs["scheduled_at_s"].to_numpy()[:count])
     end_error = np.abs(end_s[:count] - theirs["completed_at_s"].to_numpy()[:count])
     blocks = theirs["allocated_blocks_after"].to_numpy()[:count] != ours.used_blocks[:count]
@@ -233,13 +229,10 @@ def _compare_requests(
                 i = int(off[0])
                 difference = f"request {i}: {column} was {table[column][i]}, is {ours[field][i]}"
                 break
-    stamps: list[tuple[Floats, Floats]] = [
-        (table["first_scheduled_at_s"].to_numpy(), ours.scheduled_s),
-        (table["first_token_at_s"].to_numpy(), ours.first_token_s),
-        (table["completed_at_s"].to_numpy(), ours.finished_s),
-    ]
+    stamps = {"first_scheduled_at_s": ours.scheduled_s, "first_token_at_s": ours.first_token_s,
+              "completed_at_s": ours.finished_s}  # fmt: skip
     if difference is None:
-        error = max(error, *(float(np.abs(a - b).max()) for a, b in stamps))
+        error = max(error, *(float(np.abs(table[name].to_numpy() - mine).max()) for name, mine in stamps.items()))
     return difference, error
 
 
@@ -253,18 +246,13 @@ def told(found: list[Comparison]) -> Findings:
     rows = [{**asdict(one), "agrees": one.agrees} for one in found]
     table = [
         {
-            "run": one.name,
-            "scheduler": one.scheduler,
-            "requests": one.num_requests,
-            "batches compared": one.num_batches,
-            "largest stamp error": f"{one.largest_stamp_error_s:.1e} s",
-            "block counts off": one.num_block_differences
-            if one.blocks_are_compared
-            else f"({one.num_block_differences})",
+            "run": one.name, "scheduler": one.scheduler, "requests": one.num_requests,
+            "batches compared": one.num_batches, "largest stamp error": f"{one.largest_stamp_error_s:.1e} s",
+            "block counts off": ("{:,}" if one.blocks_are_compared else "({})").format(one.num_block_differences),
             "agrees": one.agrees,
         }
         for one in found
-    ]
+    ]  # fmt: skip
     differing = [f"{one.name}: {one.first_difference}" for one in found if one.first_difference]
     blocks: list[Block] = [Table(table), *(Line(text) for text in differing)]
     return Findings(found, rows, {"runs": rows}, blocks, [one.name for one in found if not one.agrees])

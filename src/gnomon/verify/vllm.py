@@ -85,11 +85,7 @@ class Recording:
 
     def whole(self, name: str, default: int, *sections: str) -> int:
         value = self.option(name, *sections)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            raise DataError(f"{name} is {value!r}, not a positive whole number.", where=str(self.folder / "meta.json"))
-        return int(value)
+        return default if value is None else _whole(name, value, self.folder / "meta.json")
 
     def kv_cache(self, name: str) -> Any:
         """A fact about the KV cache, None where it was not recorded."""
@@ -125,10 +121,9 @@ class Recording:
 
 def read_recording(folder: str | Path) -> Recording:
     """Read a run directory; a DataError names the file and what is wrong with it."""
-    folder = Path(folder)
+    folder, path = Path(folder), Path(folder) / "meta.json"
     if not folder.is_dir():
         raise DataError("no such run directory.", where=str(folder))
-    path = folder / "meta.json"
     meta = parse_json(_text(path), str(path))
     if not isinstance(meta, dict):
         raise DataError("holds no JSON object.", where=str(path))
@@ -163,16 +158,18 @@ def shared_prefixes(prompts: list[list[int]], block_size: int) -> tuple[Ints, In
     return np.array(offsets, np.int64), np.array(hashes, np.int64)
 
 
+def _whole(name: str, value: Any, where: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+        raise DataError(f"{name} is {value!r}, not a whole number from {least} on.", where=str(where))
+    return int(value)
+
+
 def _block_size(meta: dict[str, Any], folder: Path) -> int:
     """Tokens per KV block; vLLM's default where the server did not say."""
-    for section in (meta.get("kv_cache"), (meta.get("resolved_config") or {}).get("cache_config")):
-        size = section.get("block_size") if isinstance(section, dict) else None
-        if size is not None:
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                where = str(folder / "meta.json")
-                raise DataError(f"block_size is {size!r}, not a positive whole number.", where=where)
-            return size
-    return DEFAULT_BLOCK_SIZE
+    sections = (meta.get("kv_cache"), (meta.get("resolved_config") or {}).get("cache_config"))
+    told = (section.get("block_size") for section in sections if isinstance(section, dict))
+    size = next((one for one in told if one is not None), DEFAULT_BLOCK_SIZE)
+    return _whole("block_size", size, folder / "meta.json")
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
@@ -196,8 +193,7 @@ def _check_row(row: Any, where: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise DataError(f"{name} is {value!r}, not a number.", where=where, fix="Leave out unfinished requests.")
     for name in _COUNTS:
-        if row[name] < 1 or row[name] != int(row[name]):
-            raise DataError(f"{name} is {row[name]}, not a positive whole number.", where=where)
+        _whole(name, row[name], where)
     tokens = row.get("prompt_token_ids")
     if tokens is not None and (not isinstance(tokens, list) or len(tokens) != row["input_toks"]):
         raise DataError("prompt_token_ids is no list of input_toks tokens.", where=where)
@@ -325,10 +321,8 @@ def _usable_blocks(recording: Recording, ranks: int) -> int | None:
     blocks = recording.kv_cache("num_gpu_blocks")
     if blocks is None:
         return None
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 2 * ranks:
-        where = str(recording.folder / "meta.json")
-        raise DataError(f"num_gpu_blocks is {blocks!r}, less than two blocks for each rank.", where=where)
-    return blocks // ranks - 1
+    # Two for each rank, at the least.
+    return _whole("num_gpu_blocks", blocks, recording.folder / "meta.json", 2 * ranks) // ranks - 1
 
 
 def _longest_request(recording: Recording, model: Model) -> int:
@@ -384,9 +378,7 @@ def prove(
 
 
 def told(found: list[Comparison]) -> Findings:
-    blocks: list[Block] = []
-    for one in found:
-        blocks += [Line(_head(one)), Table(_table(one))]
+    blocks = [block for one in found for block in (Line(_head(one)), Table(_table(one)))]
     runs = [_as_data(one) for one in found]
     return Findings(
         records=found, rows=[{"run": run["run"], **row} for run in runs for row in run["errors"]], data={"runs": runs},
@@ -445,14 +437,13 @@ def _simulated(one: Any, at: Floats) -> list[tuple[str, str, Floats]]:
     rows = run.log.iterations[: run.log.used[0]]
     rows = rows[rows["stage"] == 0]
     rows = rows[np.argsort(rows["end_s"], kind="stable")]
-    waiting, running, blocks = np.zeros(at.size), np.zeros(at.size), np.zeros(at.size)
+    waiting, running, blocks = levels = np.zeros((3, at.size))
     for replica in run.cluster.replicas.id:
         own = rows[rows["replica"] == replica]
         last = np.searchsorted(own["end_s"], at, side="right") - 1
         ended = last >= 0
-        waiting[ended] += own["waiting"][last[ended]]
-        blocks[ended] += own["used_blocks"][last[ended]]
-        running[ended] += own["size"][last[ended]]
+        for level, name in zip(levels, ("waiting", "size", "used_blocks"), strict=True):
+            level[ended] += own[name][last[ended]]
     running *= at <= float(requests.last_token_s.max())
     produced = np.concatenate([[0.0], np.cumsum(rows["decodes"])])
     decoded = produced[np.searchsorted(rows["end_s"], at, side="right")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gnomon.cli.options import listed
 from gnomon.cli.printing import print_rows
 from gnomon.core.errors import ConfigError, DataError
 
@@ -114,11 +115,7 @@ ELEMENTWISE = ("embedding", "norm", "add_norm", "qk_norm", "rotary", "kv_write",
 
 @click.command(name="import")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
-@click.option("--model", required=True, help="The model that was measured.")
-@click.option("--device", required=True, help="The device it was measured on.")
-@click.option("--node", help="The node of the collectives; the usual one for the device if not given.")
-@click.option("--tensor-parallel", "degrees", default="1,2,4,8", show_default=True, help="Degrees to look for.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle; rows are added to an old one.")
+@listed("profile import")
 def import_command(source: Path, model: str, device: str, node: str | None, degrees: str, out: Path) -> None:
     """Turn measurements in SOURCE (Vidur's or LLMServingSim's layout) into a bundle keyed by shapes.
 

@@ -338,12 +338,10 @@ def overview(comparison: RouteComparison) -> Figure:
         return round(100 * (comparison.mean(scenario, name, "e2e_mean_s") / base - 1), 1)
 
     cells = [[change(scenario, name) for scenario in scenarios] for name in names]
-    heat = {
-        "type": "heatmap", "x": scenarios, "y": names, "z": cells, "zmin": -25, "zmid": 0, "zmax": 25,
-        "text": [[f"{value:+z.0f}" for value in row] for row in cells], "texttemplate": "%{text}",
-        "colorscale": [[0, "#2F6FB5"], [0.5, "#F4F6F8"], [1, "#C8493F"]], "showscale": False, "xgap": 1, "ygap": 1,
-        "hovertemplate": "%{y} on %{x}: %{z:+.1f} %<extra></extra>",
-    }  # fmt: skip
+    text = [[f"{value:+z.0f}" for value in row] for row in cells]
+    more = {"zmin": -25, "zmid": 0, "zmax": 25, "xgap": 1, "ygap": 1}
+    said = "%{y} on %{x}: %{z:+.1f} %<extra></extra>"
+    heat = look.heat(scenarios, names, cells, text, ("#2F6FB5", "#F4F6F8", "#C8493F"), said, **more)
     title, height = "Mean E2E latency against the best heuristic, %", 160 + 26 * len(names)
     axes = {"xaxis": {"tickangle": 40, "ticks": ""}, "yaxis": {"autorange": "reversed", "ticks": ""}}
     return look.figure([heat], title, height, {"l": 150, "r": 60, "b": 110}, **axes)

@@ -29,7 +29,6 @@ from gnomon.report.blocks import (
     link,
     plots,
 )
-from gnomon.report.look import figure
 from gnomon.report.search import text as words
 from gnomon.report.search.text import gpus
 from gnomon.search.config import UNITS, SearchConfig
@@ -266,14 +265,8 @@ def heat_map(matrix: Matrix, model: str) -> Figure:
     names = matrix.workloads
     shares = [[matrix.worth.get((model, chosen, used)) for used in names] for chosen in names]
     told = [["–" if share is None else f"{share:.0%}" for share in row] for row in shares]
-    data = {
-        "type": "heatmap", "x": names, "y": names, "z": shares, "text": told, "texttemplate": "%{text}",
-        "zmin": 0, "zmax": 1, "colorscale": [[0, "#F6E3E1"], [0.5, "#F4EFDD"], [1, "#CFE5D8"]], "showscale": False,
-        "hovertemplate": "chosen for %{y}, used for %{x}: %{text} of the best there<extra></extra>",
-        "xgap": 2, "ygap": 2,
-    }  # fmt: skip
-    axes = {
-        "xaxis": {"title": {"text": "used for"}},
-        "yaxis": {"title": {"text": "chosen for"}, "autorange": "reversed"},
-    }
-    return figure([data], model, 340, {"l": 90, "b": 50}, **axes)
+    said = "chosen for %{y}, used for %{x}: %{text} of the best there<extra></extra>"
+    more = {"zmin": 0, "zmax": 1, "xgap": 2, "ygap": 2}
+    data = look.heat(names, names, shares, told, ("#F6E3E1", "#F4EFDD", "#CFE5D8"), said, **more)
+    axes = {"xaxis": look.axis("used for"), "yaxis": look.axis("chosen for", autorange="reversed")}
+    return look.figure([data], model, 340, {"l": 90, "b": 50}, **axes)

@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -22,6 +22,7 @@ from gnomon.verify.silicon.verdict import SETS, Verdict
 
 ENGINES = dict(zip(NAMES, look.COLOURS, strict=False))
 WORST = 12
+MARGIN = {"l": 60, "t": 48, "b": 48}
 
 
 @proof("silicon")
@@ -42,18 +43,13 @@ def told(verdict: Verdict) -> Findings:
     """One row per server; the figures of all, and by group."""
     rows = [
         {
-            "id": one.server.id,
-            "model": one.server.model,
-            "device": one.server.device,
-            "engine": one.server.engine,
-            "measured_ttft_s": one.server.ttft_s,
-            "predicted_ttft_s": one.prediction.ttft_s,
-            "measured_tpot_s": one.server.tpot_s,
-            "predicted_tpot_s": one.prediction.tpot_s,
+            **{name: getattr(one.server, name) for name in ("id", "model", "device", "engine")},
+            "measured_ttft_s": one.server.ttft_s, "predicted_ttft_s": one.prediction.ttft_s,
+            "measured_tpot_s": one.server.tpot_s, "predicted_tpot_s": one.prediction.tpot_s,
             "problem": one.prediction.problem,
         }
         for one in verdict.scored
-    ]
+    ]  # fmt: skip
     failures = [line.rstrip(".") for line in verdict.worse]
     pictures = {"leaderboard.html": partial(write_page, verdict)}
     return Findings(verdict.scored, rows, verdict.to_dict(), text(verdict), failures, pictures)
@@ -66,22 +62,18 @@ def text(verdict: Verdict) -> list[Block]:
         rows = [{name: group, **error_row(e)} for group, e in errors_by(verdict.scored, name).items()]
         if len(rows) > 1:
             blocks.append(Table(rows, f"By {name}"))
-    if verdict.ranking:
-        r = verdict.ranking
-        blocks.append(
-            Line(
-                f"Best layout under a TPOT limit: the predicted one is the measured one in {r.agreement:.0%} of "
-                f"{r.choices} choices; throughput per GPU lost by following the prediction {r.median_regret:.1%} in "
-                f"the median, {r.mean_regret:.1%} in the mean."
-            )
-        )
+    if r := verdict.ranking:
+        agreement = f"the predicted one is the measured one in {r.agreement:.0%} of {r.choices} choices"
+        lost = f"{r.median_regret:.1%} in the median, {r.mean_regret:.1%} in the mean"
+        lost = f"throughput per GPU lost by following the prediction {lost}"
+        blocks.append(Line(f"Best layout under a TPOT limit: {agreement}; {lost}."))
     blocks.append(Table(worst_rows(verdict.scored), "Farthest off"))
-    if verdict.doubtful:
-        rows = [{"reason": reason, "servers": n} for reason, n in Counter(verdict.doubtful.values()).items()]
-        blocks.append(Table(rows, "Figures in doubt"))
-    if verdict.missing:
-        rows = [{"reason": reason, "servers": count} for reason, count in verdict.missing.items()]
-        blocks.append(Table(rows, "Without a prediction"))
+    for title, counts in (
+        ("Figures in doubt", Counter(verdict.doubtful.values())),
+        ("Without a prediction", verdict.missing),
+    ):
+        if counts:
+            blocks.append(Table([{"reason": reason, "servers": n} for reason, n in counts.items()], title))
     return blocks + [Line(text, "warning") for text in verdict.worse]
 
 
@@ -120,15 +112,12 @@ def worst_rows(scored: Sequence[Scored]) -> list[dict[str, Any]]:
     ranked = sorted(covered, key=lambda s: -max(abs(s.tpot_error), abs(s.ttft_error) / 2))[:WORST]
     return [
         {
-            "server": one.server.id,
-            "TPOT": f"{1e3 * one.server.tpot_s:.1f} ms",
-            "error": f"{one.tpot_error:+z.0%}",
-            "TTFT": f"{1e3 * one.server.ttft_s:,.0f} ms",
-            "error ": f"{one.ttft_error:+z.0%}",
+            "server": one.server.id, "TPOT": f"{1e3 * one.server.tpot_s:.1f} ms", "error": f"{one.tpot_error:+z.0%}",
+            "TTFT": f"{1e3 * one.server.ttft_s:,.0f} ms", "error ": f"{one.ttft_error:+z.0%}",
             "likely reason": likely_reason(one),
         }
         for one in ranked
-    ]
+    ]  # fmt: skip
 
 
 def likely_reason(one: Scored) -> str:
@@ -155,30 +144,19 @@ def _scatter(scored: Sequence[Scored], name: str, field: str) -> dict[str, Any]:
     traces: list[dict[str, Any]] = []
     for engine, colour in ENGINES.items():
         own = [s for s in scored if s.server.engine == engine]
-        traces.append(
-            {
-                "type": "scattergl",
-                "mode": "markers",
-                "name": engine,
-                "x": [round(1e3 * getattr(s.server, field), 3) for s in own],
-                "y": [round(1e3 * getattr(s.prediction, field), 3) for s in own],
-                "text": [hover(s) for s in own],
-                "hovertemplate": "%{text}<br>measured %{x} ms, predicted %{y} ms<extra></extra>",
-                "marker": {"color": colour, "size": 4, "opacity": 0.55},
-            }
+        measured, predicted = (
+            [round(1e3 * getattr(one, field), 3) for one in some]
+            for some in ([s.server for s in own], [s.prediction for s in own])
         )
+        said = "%{text}<br>measured %{x} ms, predicted %{y} ms<extra></extra>"
+        drawn = look.dots(measured, predicted, colour, 4, name=engine, text=[*map(hover, own)], hovertemplate=said)
+        traces.append(drawn | {"type": "scattergl", "marker": drawn["marker"] | {"opacity": 0.55}})
     values = [1e3 * getattr(s.server, field) for s in scored] or [1.0]
     ends = [min(values), max(values)]
-    line = {"mode": "lines", "x": ends, "y": ends, "showlegend": False, "line": {"color": look.DARK, "width": 1}}
+    traces.append(look.line(ends, ends, look.DARK, 1, showlegend=False, hoverinfo="skip"))
     axis = look.LOG_AXIS | ({"dtick": 1} if ends[1] > 300 * ends[0] else {})
-    layout = look.LOOK | {
-        "title": look.title(f"{name}, measured and predicted"),
-        "xaxis": axis | {"title": {"text": "measured, ms"}},
-        "yaxis": axis | {"title": {"text": "predicted, ms"}},
-        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
-        "height": 460,
-    }
-    return {"data": [*traces, line | {"type": "scatter", "hoverinfo": "skip"}], "layout": layout}
+    axes = {"xaxis": axis | look.axis("measured, ms"), "yaxis": axis | look.axis("predicted, ms")}
+    return look.figure(traces, f"{name}, measured and predicted", 460, MARGIN, **axes)
 
 
 def hover(one: Scored) -> str:
@@ -208,21 +186,13 @@ def _by_concurrency(scored: Sequence[Scored]) -> dict[str, Any]:
             errors = sorted(abs(getattr(s, field)) for s in scored if low <= s.server.concurrency < high)
             if errors:
                 points.append((low, 100 * errors[len(errors) // 2]))
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": [x for x, _ in points],
-                "y": [y for _, y in points],
-                "line": {"color": colour},
-            }
-        )
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        traces.append(look.dots(xs, ys, colour, name=name, mode="lines+markers", line={"color": colour}, marker={}))
     layout = look.LOOK | {
         "title": look.title("Median error by concurrency"),
-        "xaxis": look.LOG_AXIS | {"title": {"text": "requests in flight"}},
-        "yaxis": look.AXIS | {"title": {"text": "%"}, "rangemode": "tozero"},
-        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
+        "xaxis": look.LOG_AXIS | look.axis("requests in flight"),
+        "yaxis": look.AXIS | look.axis("%", rangemode="tozero"),
+        "margin": look.ROOM | MARGIN,
     }
     return {"data": traces, "layout": layout}
 
@@ -231,32 +201,20 @@ def _heat_map(scored: Sequence[Scored]) -> dict[str, Any]:
     """Mean absolute TPOT error by model and system."""
     models = sorted({GROUPS["model"](s) for s in scored})
     systems = sorted({s.server.device for s in scored})
-    cells: list[list[float | None]] = []
-    for model in models:
-        row: list[float | None] = []
-        for system in systems:
-            own = errors_of(s for s in scored if GROUPS["model"](s) == model and s.server.device == system)
-            row.append(round(100 * own.tpot_mape, 1) if own else None)
-        cells.append(row)
-    heat = {
-        "type": "heatmap",
-        "x": systems,
-        "y": models,
-        "z": cells,
-        "text": [["" if value is None else f"{value:.0f}" for value in row] for row in cells],
-        "texttemplate": "%{text}",
-        "colorscale": [[0, "#EFF5FB"], [0.5, "#F0D59B"], [1, "#C8493F"]],
-        "zmin": 0,
-        "zmax": 40,
-        "showscale": False,
-        "hovertemplate": "%{y} on %{x}: %{z} %<extra></extra>",
-    }
-    layout = look.LOOK | {
-        "title": look.title("TPOT error by model and system, %"),
-        "margin": {"l": 170, "r": 16, "t": 48, "b": 40},
-        "height": 120 + 26 * len(models),
-    }
-    return {"data": [heat], "layout": layout}
+    by_place: dict[tuple[str, str], list[Scored]] = defaultdict(list)
+    for one in scored:
+        by_place[GROUPS["model"](one), one.server.device].append(one)
+
+    def error(model: str, system: str) -> float | None:
+        own = errors_of(by_place[model, system])
+        return round(100 * own.tpot_mape, 1) if own else None
+
+    cells = [[error(model, system) for system in systems] for model in models]
+    told = [["" if value is None else f"{value:.0f}" for value in row] for row in cells]
+    said = "%{y} on %{x}: %{z} %<extra></extra>"
+    heat = look.heat(systems, models, cells, told, ("#EFF5FB", "#F0D59B", "#C8493F"), said, zmin=0, zmax=40)
+    height, margin = 120 + 26 * len(models), {"l": 170, "t": 48, "b": 40}
+    return look.figure([heat], "TPOT error by model and system, %", height, margin)
 
 
 def curves(scored: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:

@@ -56,11 +56,7 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
     """The sections of a scenario, or of one of its pools, that a launch script decides."""
     layout = as_launched(layout, launch)
     return {
-        "replica": {
-            **parallelism_of(layout),
-            "memory_utilization": launch.memory,
-            **_drafting(launch),
-        },
+        "replica": {**parallelism_of(layout), "memory_utilization": launch.memory, **_drafting(launch)},
         "batching": {
             "max_batch_tokens": launch.max_batch_tokens,
             "max_sequences": launch.max_sequences,
@@ -71,13 +67,10 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
         "timing": {
             "source": "silicon",
             "dtype": _scheme(server),
-            "kv_dtype": launch.kv_dtype,
-            "expert_kernel": launch.expert_kernel,
-            "all_reduce": launch.all_reduce,
+            **{name: getattr(launch, name) for name in ("kv_dtype", "expert_kernel", "all_reduce", "prompt_graphs")},
             **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
             **({"expert_load": launch.expert_load} if launch.expert_load else {}),
             **({} if launch.expert_speed == 1.0 else {"expert_speed": launch.expert_speed}),
-            "prompt_graphs": launch.prompt_graphs,
             "graph_sizes": [
                 (1 + launch.draft_tokens) * size for size in captured_sizes(server.engine, launch.graph_batch)
             ],
@@ -152,18 +145,12 @@ def facts_of(server: Server, role: Literal["both", "prefill", "decode"] = "both"
     if role == "prefill":
         assert server.prefill is not None
         layout = server.prefill
-    return {
-        "family": server.family,
-        "mode": server.mode,
-        "engine": server.engine,
+    named = ("family", "mode", "engine", "device", "precision", "date", "concurrency")
+    return {name: getattr(server, name) for name in named} | {
         "version": server.version or "",
         "model": model_of(server),
-        "device": server.device,
-        "precision": server.precision,
-        "date": server.date,
         "prompt": server.prompt_tokens,
         "output": server.output_tokens,
-        "concurrency": server.concurrency,
         "gpus": layout.num_gpus,
         "attention_groups": layout.attention_groups,
         "expert_parallel": layout.expert_parallel,
@@ -209,13 +196,10 @@ def workload_of(server: Server) -> dict[str, Any]:
     users, prompt, output = server.concurrency, server.prompt_tokens, server.output_tokens
     if server.family == "sweeps":
         spread = int(SPREAD * output) if _policy(server).mixes else 0
+        lengths = {"prompt": [prompt, prompt], "output": [output - spread, output + spread]}
         return {
             "arrivals": {"process": "closed_loop", "concurrency": users},
-            "lengths": {
-                "distribution": "uniform",
-                "prompt": [prompt, prompt],
-                "output": [output - spread, output + spread],
-            },
+            "lengths": {"distribution": "uniform", **lengths},
             "num_requests": 10 * users,
             "warmup_requests": 2 * users,
         }

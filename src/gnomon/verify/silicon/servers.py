@@ -34,16 +34,6 @@ from gnomon.timing.sources.silicon import data_folder
 
 Family = Literal["inferencex", "sweeps"]
 
-DEVICES = {
-    "h100_sxm": "h100",
-    "h200_sxm": "h200",
-    "b200_sxm": "b200",
-    "b300_sxm": "b300",
-    "gb200": "gb200",
-    "gb300": "gb300",
-}
-"""The file's systems in the catalog."""
-
 NODE_GPUS = 8
 """More GPUs than this in one aggregated server are no tensor-parallel group."""
 
@@ -115,11 +105,7 @@ class Server:
     @property
     def key(self) -> tuple[object, ...]:
         """What decides the simulation: servers with the same key are repeats of one measurement."""
-        return (
-            self.family, self.model, self.device, self.engine, self.version, self.precision, self.mode,
-            self.prompt_tokens, self.output_tokens, self.concurrency, self.date, self.layout, self.prefill,
-            self.num_prefill, self.num_decode, self.is_drafting,
-        )  # fmt: skip
+        return tuple(value for name, value in vars(self).items() if name not in ("id", "ttft_s", "tpot_s", "problem"))
 
 
 def path() -> Path:
@@ -186,12 +172,11 @@ def _server(row: dict[str, object]) -> Server:
     layout = _layout(row, "" if mode == "agg" else "decode_")
     said = re.search(r"silicon_concurrency=(\d+)", source)
     date = re.search(r"measured=(\d{4}-\d{2}-\d{2})", source)
-    workers = [_whole(row, f"{side}_num_workers") for side in ("prefill", "decode")]
     server = Server(
         id=str(row["id"]),
         family="inferencex" if is_inferencex else "sweeps",
         model=str(row["model_path"]),
-        device=DEVICES[str(row["system"])],
+        device=str(row["system"]).removesuffix("_sxm"),
         engine=str(row["backend"]),
         version=str(row["backend_version"]) if row["backend_version"] else None,
         precision=str(row["precision"] or ""),
@@ -202,8 +187,8 @@ def _server(row: dict[str, object]) -> Server:
         date=date.group(1) if date else "",
         layout=layout,
         prefill=_layout(row, "prefill_") if mode == "disagg" else None,
-        num_prefill=workers[0],
-        num_decode=workers[1],
+        num_prefill=_whole(row, "prefill_num_workers"),
+        num_decode=_whole(row, "decode_num_workers"),
         ttft_s=float(str(row["silicon_ttft_ms"])) / 1e3,
         tpot_s=float(str(row["silicon_tpot_ms"])) / 1e3,
     )
@@ -253,6 +238,4 @@ def _with_problem(server: Server) -> Server:
         problem = "disaggregated, but the numbers of workers are not known"
     elif server.mode == "disagg" and not server.concurrency:
         problem = "disaggregated, but the number of requests under way is not known"
-    if problem is None:
-        return server
     return replace(server, problem=problem)
