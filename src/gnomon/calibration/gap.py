@@ -6,6 +6,7 @@ a consequence.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,20 +64,12 @@ def explain(scenario: Scenario, log: Log) -> Gap:
     first = _first_off(log, done)
     steps, causes = [], [*decided_otherwise(log, done, simulated_steps(done))]
     if log.steps is not None and not any(one.name.startswith("scheduler") for one in causes):
-        kernels, ours = _same_iterations(scenario, log)
-        if ours is not None:
+        with suppress(ConfigError):  # It allows no iterations as large: that is the cause.
+            kernels, ours = iterations_of(scenario, log)
             steps = _step_differences(log.steps, ours)
             causes += taken_longer(log.steps, kernels, ours)
     causes += _front_end_cause(told, steps)
     return Gap(log.name, told, steps, counts, first, causes, log, done)
-
-
-def _same_iterations(scenario: Scenario, log: Log) -> tuple[Kernels | None, Floats | None]:
-    """The recorded iterations by the scenario, unless it has none as large: then that is the cause."""
-    try:
-        return iterations_of(scenario, log)
-    except ConfigError:
-        return None, None
 
 
 def simulated_steps(done: Run) -> dict[str, Floats]:
@@ -244,9 +237,8 @@ def _cap(steps: Steps, ours: dict[str, Floats], full: float) -> list[Cause]:
 
 def _blocks(steps: Steps, done: Run, full: float, *, has_cap: bool) -> list[Cause]:
     """KV is short on one side only."""
-    lost, theirs = int(done.cluster.replicas.num_preemptions.sum()), 0.0
-    if steps.preempted is not None:
-        theirs = float(steps.preempted.sum())
+    lost = int(done.cluster.replicas.num_preemptions.sum())
+    theirs = 0.0 if steps.preempted is None else float(steps.preempted.sum())
     fix = "Set replica.num_kv_blocks to what the server reports at its start."
     if (lost and not theirs) or (full > OFTEN and not has_cap):
         words = f"{lost:,} pre-emptions in the simulation, {theirs:,.0f} recorded; {full:.0%} of its iterations have "
@@ -267,9 +259,8 @@ def _without_steps(done: Run, ours: dict[str, Floats]) -> list[Cause]:
     )]  # fmt: skip
 
 
-def taken_longer(steps: Steps, kernels: Kernels | None, ours: Floats) -> list[Cause]:
+def taken_longer(steps: Steps, kernels: Kernels, ours: Floats) -> list[Cause]:
     """Of the same iterations, by phase: what the time that is missing grows with."""
-    assert kernels is not None
     total, causes = float(steps.felt @ steps.seconds), []
     for index, phase in enumerate(PHASES):
         mine = steps.phase == index

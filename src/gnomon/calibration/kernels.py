@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gnomon import catalog
-from gnomon.calibration.logs import Log, Steps
+from gnomon.calibration.logs import Columns, Log, Steps
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
@@ -25,7 +24,7 @@ CHOOSING = 11
 
 
 @dataclass(frozen=True, eq=False)
-class Kernels:
+class Kernels(Columns):
     """Seconds of iterations on the GPU: scale x (memory + compute / clock)."""
 
     memory: Floats
@@ -34,27 +33,26 @@ class Kernels:
     after: Floats
     """Of both, choosing tokens: it begins when all before it is launched."""
 
-    def take(self, index: Any) -> Kernels:
-        return Kernels(self.memory[index], self.compute[index], self.after[index])
-
     def seconds(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
         return scale * (self.memory + self.compute / clock)
 
 
 @jit
+def _shape(row: Floats) -> Shape:
+    decodes = int(row[4])
+    return Shape(int(row[0]), int(row[1]), row[2], row[3], decodes, row[5], row[6], decodes, 0.0)
+
+
+@jit
 def _stage_s(tables: IterationTables, rows: Floats, out: Floats) -> None:
     for i in range(rows.shape[0]):
-        r = rows[i]
-        shape = Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6], int(r[4]), 0.0)
-        out[i] = stage_s(tables, 0, shape, int(r[0]))
+        out[i] = stage_s(tables, 0, _shape(rows[i]), int(rows[i][0]))
 
 
 @jit
 def _iteration_s(tables: IterationTables, rows: Floats, gpu: Floats, out: Floats) -> None:
     for i in range(rows.shape[0]):
-        r = rows[i]
-        shape = Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6], int(r[4]), 0.0)
-        out[i] = with_host_s(tables, 0, gpu[i], shape)
+        out[i] = with_host_s(tables, 0, gpu[i], _shape(rows[i]))
 
 
 def kernel_seconds(scenario: Scenario, log: Log) -> Floats:
@@ -86,8 +84,7 @@ def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:
             where="scenario",
             fix="Calibrate one replica without pipeline stages.",
         )
-    full = _tables(scenario, logs, 1.0)
-    slow = _tables(scenario, logs, LOW_CLOCK)
+    full, slow = (_tables(scenario, logs, clock) for clock in (1.0, LOW_CLOCK))
     found = {}
     for log in logs:
         assert log.steps is not None
@@ -108,14 +105,12 @@ def with_kv(scenario: Scenario, log: Log) -> Log:
     requests = log.stamps.requests if log.stamps else generate(scenario.workload, scenario.seed)
     mean = float(requests.prompt_tokens.mean() + 0.5 * requests.output_tokens.mean())
     kv = log.steps.decodes * mean
-    steps = Steps(**{**vars(log.steps), "decode_kv": kv, "decode_kv_max": np.full(len(kv), mean)})
-    return Log(log.name, steps, log.stamps, log.counters, log.facts)
+    return replace(log, steps=replace(log.steps, decode_kv=kv, decode_kv_max=np.full(len(kv), mean)))
 
 
 def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTables:
     timing = scenario.timing.model_copy(update={"clock": clock, "scale": 1.0})
-    chosen = scenario.model_copy(update={"timing": timing})
-    [pool] = resolve(chosen)
+    [pool] = resolve(scenario.model_copy(update={"timing": timing}))
     steps = [log.steps for log in logs if log.steps is not None]
     longest = max(float(one.decode_kv_max.max()) for one in steps)
     most_tokens, most_seqs = (max(int(getattr(one, name).max()) for one in steps) for name in ("tokens", "sequences"))

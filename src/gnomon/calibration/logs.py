@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.timing.lookup import Shape
 from gnomon.workload import Requests
 
 PHASES = ("prefill", "decode", "mixed")
 
 
+class Columns:
+    """Arrays of one length, side by side."""
+
+    def take(self, index: Any) -> Self:
+        columns = {name: one[index] if isinstance(one, np.ndarray) else one for name, one in vars(self).items()}
+        return type(self)(**columns)
+
+
 @dataclass(frozen=True, eq=False)
-class Steps:
+class Steps(Columns):
     """Iterations in the order in which they ran; KV counts include the token that an iteration adds."""
 
     seconds: Floats
@@ -49,26 +56,11 @@ class Steps:
     def timed(self) -> Steps:
         return self if self.start_s is not None else replace(self, start_s=self.at_s)
 
-    def take(self, index: Any) -> Steps:
-        arrays = {
-            name: getattr(self, name)[index]
-            for name in self.__dataclass_fields__
-            if isinstance(getattr(self, name), np.ndarray)
-        }
-        return Steps(**arrays, knows_kv=self.knows_kv)
-
     @property
     def phase(self) -> Ints:
         """Index into `PHASES` of each."""
         has_chunks, has_decodes = self.chunks_squared > 0, self.decodes > 0
         return np.where(has_chunks & has_decodes, 2, np.where(has_chunks, 0, 1)).astype(np.int64)
-
-    def shape(self, i: int) -> Shape:
-        """What one iteration contained, as the timing tables read it."""
-        return Shape(
-            int(self.tokens[i]), int(self.sequences[i]), float(self.chunks_squared[i]), float(self.chunks_kv[i]),
-            int(self.decodes[i]), float(self.decode_kv[i]), float(self.decode_kv_max[i]), int(self.decodes[i]), 0.0,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +72,6 @@ class Stamps:
     last_token_s: Floats
     closed_loop: bool = False
     """The file does not say when each was sent, but how many were in flight: `requests` are a closed loop."""
-
-    @property
-    def several(self) -> Any:
-        """Which have more than one token, and so a time per output token."""
-        return self.requests.output_tokens > 1
 
 
 @dataclass(frozen=True)
@@ -113,18 +100,6 @@ class Log:
     counters: Counters | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     """Settings of the server that the log names, as dotted keys of a scenario."""
-
-    @property
-    def load(self) -> float:
-        """How busy the server was: sequences per iteration, or requests in flight. To order the loads by."""
-        if self.steps is not None:
-            return float(np.average(self.steps.sequences, weights=self.steps.seconds))
-        if self.stamps is not None:
-            busy = (
-                self.stamps.last_token_s - np.minimum(self.stamps.requests.arrival_s, self.stamps.first_token_s)
-            ).sum()
-            return float(busy / max(self.stamps.last_token_s.max(), 1e-9))
-        return self.counters.running if self.counters else 0.0
 
 
 def load_of(name: str) -> str:

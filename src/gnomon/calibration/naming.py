@@ -89,7 +89,7 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
     at_bound = {n for n in fit.names if getattr(fit.constants, n) > 0.99 * most[n]}
     at_bound |= {"scale"} if "scale" in fit.names and fit.constants.scale < 1.01 * LEAST["scale"] else set()
     is_explained = not at_bound and fit.misfit <= TOO_FAR  # Else a reply time makes up for what is not in the others.
-    constants, order, sizes = {}, [], []
+    constants = {}
     for name, dotted_names in _REQUEST_FIELDS.items():
         if name == "scale" and name not in half:
             continue
@@ -98,9 +98,8 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
         told = told and (is_explained or name != "reply")
         for dotted in dotted_names:
             constants[dotted] = _constant(value / share, half.get(name, 0.0) / share, found=told)
-    for name in fit.names:
-        order.append(_REQUEST_FIELDS[name][0])
-        sizes.append(1.0 / layers if name == "launch" else 1.0)
+    order = tuple(_REQUEST_FIELDS[name][0] for name in fit.names)
+    sizes = [1.0 / layers if name == "launch" else 1.0 for name in fit.names]
     for key in ("per_token_s", "exposed_s", "launch_s", "decode.launch_per_layer_s"):
         constants[f"timing.host.{key}"] = Constant(value=0.0, low=0.0, high=0.0, identified=False)
     notes = [
@@ -120,13 +119,17 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
             f"The means are {fit.misfit:.1f} times further off than chance explains: something else differs. "
             "`gnomon explain-gap` lists what."
         )
-    return constants, tuple(order), _root(fit.covariance * np.outer(sizes, sizes)), notes
+    return constants, order, _root(fit.covariance * np.outer(sizes, sizes)), notes
+
+
+def _correlation(matrix: Floats) -> Floats:
+    size = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
+    return np.asarray(matrix / np.outer(size, size))
 
 
 def _pairs(names: Sequence[str], matrix: Floats) -> list[tuple[str, str]]:
     """Constants that latencies tell apart by little."""
-    size = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
-    close = np.abs(matrix / np.outer(size, size)) > 0.9
+    close = np.abs(_correlation(matrix)) > 0.9
     return [(names[j], names[i]) for i in range(len(names)) for j in range(i) if close[i, j]]
 
 
@@ -180,8 +183,7 @@ def _phase_notes(index: int, phase: Phase, data: Data) -> list[str]:
 
 def _alike(names: Sequence[str], matrix: Floats) -> list[str]:
     """Pairs of constants that the logs tell apart by hardly anything."""
-    size = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
-    correlation = matrix / np.outer(size, size)
+    correlation = _correlation(matrix)
     return [
         f"{names[i]} and {names[j]} are known by their sum only (correlation {correlation[i, j]:.2f})."
         for i in range(len(names))

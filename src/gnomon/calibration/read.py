@@ -176,9 +176,8 @@ Part: TypeAlias = Steps | Stamps | Counters
 
 
 def _told(name: str, part: Part) -> Log:
-    if isinstance(part, Steps):
-        return Log(name, steps=part)
-    return Log(name, stamps=part) if isinstance(part, Stamps) else Log(name, counters=part)
+    kinds = {Steps: "steps", Stamps: "stamps", Counters: "counters"}
+    return Log(name, **{kinds[type(part)]: part})
 
 
 def _read_file(path: Path) -> Part:
@@ -191,9 +190,8 @@ def _read_file(path: Path) -> Part:
     if step_files.VLLM_LINE.search(text):
         return step_files.steps_from_vllm(text, where)
     if path.name.removesuffix(".gz").endswith(".csv"):
-        return _from_rows(
-            [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(io.StringIO(text))], where
-        )
+        rows = csv.DictReader(io.StringIO(text))
+        return _from_rows([{name: _number(value) for name, value in row.items()} for row in rows], where)
     return _from_json(text, where)
 
 

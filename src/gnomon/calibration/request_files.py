@@ -159,9 +159,8 @@ def from_inference_perf(rows: Iterable[Mapping[str, Any]], where: str) -> Stamps
         # The client's own count is of the text, tokenised again.
         counted = (given.get("server_usage") or {}).get("completion_tokens")
         output = int(counted or given.get("output_tokens") or len(times))
-        found.append(
-            Row(float(row["start_time"]), float(times[0]), float(times[-1]), int(asked["input_tokens"]), output)
-        )
+        sent, first, last = (float(at) for at in (row["start_time"], times[0], times[-1]))
+        found.append(Row(sent, first, last, int(asked["input_tokens"]), output))
     return stamps(found, where)
 
 

@@ -189,19 +189,17 @@ def _linearised(
 ) -> tuple[Floats, Floats]:
     """How the residuals move with each constant, and the residuals."""
     base = _residual(scenario, targets, constants)
-    columns = []
-    for name in free:
-        step = _step(name, targets)
-        moved = replace(constants, **{name: getattr(constants, name) + step})
-        columns.append((_residual(scenario, targets, moved) - base) / step)
-    return np.stack(columns, 1), base
+    steps = {name: _step(name, targets) for name in free}
+    moved = [replace(constants, **{name: getattr(constants, name) + step}) for name, step in steps.items()]
+    grown = [_residual(scenario, targets, one) - base for one in moved]
+    return np.stack(grown, 1) / list(steps.values()), base
 
 
 def _step(name: str, targets: Sequence[Target]) -> float:
     """How far to move a constant to see what it does: a few percent of a token's time."""
     tpot = float(np.nanmean([target.means[3] for target in targets]))
     batch = max(1.0, float(np.mean([len(target.requests) for target in targets])) ** 0.5)
-    return {"scale": 0.03, "per_sequence": 0.05 * tpot / batch, "reply": 0.05 * tpot}.get(name, 0.05 * tpot)
+    return {"scale": 0.03, "per_sequence": 0.05 * tpot / batch}.get(name, 0.05 * tpot)
 
 
 def _newton(

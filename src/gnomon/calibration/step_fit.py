@@ -15,8 +15,8 @@ from itertools import combinations
 import numpy as np
 
 from gnomon.calibration.kernels import Kernels
-from gnomon.calibration.logs import PHASES, Steps
-from gnomon.core.arrays import Floats, Ints
+from gnomon.calibration.logs import PHASES, Columns, Steps
+from gnomon.core.arrays import Floats
 
 EXTRAS = {"launch": 0.025, "sequence": 0.01, "token": 0.01, "flat": 0.01}
 """What a phase may have beside its constant (`flat`: sequences beyond a number count less), and by what share of the
@@ -86,7 +86,7 @@ class Phase:
 class Fit:
     """All constants of a server's iterations."""
 
-    phases: tuple[Phase, Phase, Phase]
+    phases: tuple[Phase, ...]
     scale: float = 1.0
     clock: float = 1.0
 
@@ -102,7 +102,7 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(Columns):
     """Iterations of one phase."""
 
     seconds: Floats
@@ -116,9 +116,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.seconds)
-
-    def take(self, index: Ints) -> Rows:
-        return Rows(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
     def gpu(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
         return scale * (self.memory + self.compute / clock)
@@ -146,11 +143,8 @@ class Data:
 
 def thinned(steps: Steps, kernels: Kernels) -> tuple[Steps, Kernels]:
     """At most `ENOUGH` iterations of each phase, evenly over the log."""
-    phase = steps.phase
-    kept = []
-    for index in range(len(PHASES)):
-        mine = np.flatnonzero(phase == index)
-        kept.append(mine[np.unique(np.linspace(0, len(mine) - 1, min(ENOUGH, len(mine))).astype(int))])
+    phases = [np.flatnonzero(steps.phase == index) for index in range(len(PHASES))]
+    kept = [mine[np.unique(np.linspace(0, len(mine) - 1, min(ENOUGH, len(mine))).astype(int))] for mine in phases]
     order = np.sort(np.concatenate(kept))
     return steps.timed().take(order), kernels.take(order)
 
@@ -205,8 +199,7 @@ def levelled(data: Data, fit: Fit) -> Fit:
             too_long = rows.weight @ _told(phase.times(middle), rows, gpu) > rows.weight @ rows.seconds
             low, high = (low, middle) if too_long else (middle, high)
         phases[index] = phase.times(0.5 * (low + high))
-    borrowed = [_borrowed(phases, index) for index in range(len(phases))]
-    return replace(fit, phases=(borrowed[0], borrowed[1], borrowed[2]))
+    return replace(fit, phases=tuple(_borrowed(phases, index) for index in range(len(phases))))
 
 
 def joined(rows: Sequence[Rows]) -> Rows:
@@ -264,18 +257,14 @@ def _told(phase: Phase, rows: Rows, gpu: Floats) -> Floats:
 def _at(data: Data, forms: Sequence[Form], scale: float, clock: float) -> Fit:
     whole = [joined(data.rows(index)) for index in range(len(PHASES))]
     phases = [_phase(rows, rows.gpu(scale, clock), form) for rows, form in zip(whole, forms, strict=True)]
-    borrowed = [_borrowed(phases, index) for index in range(len(phases))]
-    return Fit((borrowed[0], borrowed[1], borrowed[2]), scale, clock)
+    return Fit(tuple(_borrowed(phases, index) for index in range(len(phases))), scale, clock)
 
 
 def _borrowed(phases: Sequence[Phase], index: int) -> Phase:
     """A phase that was hardly seen takes the constants of the one most like it: prompts those of mixed iterations."""
-    if phases[index].count >= FEW:
-        return phases[index]
-    for other in LIKE[index]:
-        if phases[other].count >= FEW:
-            return replace(phases[other], count=phases[index].count, borrowed=other)
-    return phases[index]
+    seen = next((other for other in (index, *LIKE[index]) if phases[other].count >= FEW), index)
+    own = phases[index]
+    return own if seen == index else replace(phases[seen], count=own.count, borrowed=seen)
 
 
 def _error(data: Data, fit: Fit) -> float:
@@ -289,8 +278,7 @@ def _refined(data: Data, forms: Sequence[Form], fit: Fit, name: str, limits: tup
     """The same with one factor moved to where the error is least (golden section), if that is worth it."""
 
     def at(value: float) -> Fit:
-        moved = {"scale": fit.scale, "clock": fit.clock, name: value}
-        return _at(data, forms, moved["scale"], moved["clock"])
+        return _at(data, forms, **({"scale": fit.scale, "clock": fit.clock} | {name: value}))
 
     (low, high), ratio = limits, (np.sqrt(5.0) - 1.0) / 2.0
     left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -402,21 +390,16 @@ def jacobian(fit: Fit, steps: Steps, kernels: Kernels, pace: Floats, names: Sequ
     for index, name in names:
         mine, phase = pace * (phase_of == index), fit.phases[index]
         beyond = np.maximum(0.0, steps.sequences - phase.full_sequences)
-        match name:
-            case "constant":
-                columns.append(mine)
-            case "per_sequence":
-                columns.append(mine * (steps.sequences - (1.0 - phase.further_share) * beyond))
-            case "further_share":
-                columns.append(mine * phase.per_sequence * beyond)
-            case "per_token":
-                columns.append(mine * steps.tokens)
-            case "launch":
-                columns.append(mine * waits)
-            case "clock":
-                columns.append(-fit.scale * kernels.compute / fit.clock**2 * ~waits)
-            case _:
-                columns.append(gpu / fit.scale * ~waits)
+        grown = {
+            "constant": mine,
+            "per_sequence": mine * (steps.sequences - (1.0 - phase.further_share) * beyond),
+            "further_share": mine * phase.per_sequence * beyond,
+            "per_token": mine * steps.tokens,
+            "launch": mine * waits,
+            "clock": -fit.scale * kernels.compute / fit.clock**2 * ~waits,
+            "scale": gpu / fit.scale * ~waits,
+        }
+        columns.append(grown[name])
     return np.stack(columns, 1)
 
 

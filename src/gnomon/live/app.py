@@ -19,6 +19,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.live.cluster import Asked, Full, LiveCluster
 from gnomon.live.driver import Driver, Metrics
 from gnomon.live.protocol import (
+    Asking,
     Chat,
     Completion,
     Refused,
@@ -137,20 +138,14 @@ class App:
     # Answers.
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _body(receive)
-        came_s = time.monotonic()
-        asked = parse(Completion, body)
-        assert isinstance(asked, Completion)
+        asked, came_s = await _asked(Completion, receive)
         given = asked.prompt
         prompts: Any = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
         tokens = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in prompts]
         await self._answer(scope, receive, send, asked, tokens, came_s)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _body(receive)
-        came_s = time.monotonic()
-        asked = parse(Chat, body)
-        assert isinstance(asked, Chat)
+        asked, came_s = await _asked(Chat, receive)
         text = chat_text([(one.role, one.text) for one in asked.messages])
         await self._answer(scope, receive, send, asked, [self.tokenizer.encode(text)], came_s)
 
@@ -250,6 +245,12 @@ class App:
             if is_first:
                 self.metrics.lateness.add(0, max(0.0, time.monotonic() - stream.due_s))
             body, stream.is_direct = b"", True
+
+
+async def _asked(kind: type[Asking], receive: Receive) -> tuple[Asking, float]:
+    """A request, and when all of it was there."""
+    body, came_s = await _body(receive), time.monotonic()
+    return parse(kind, body), came_s
 
 
 async def _body(receive: Receive) -> bytes:
@@ -364,14 +365,9 @@ def server_of(app: App, drain_s: int, on_start: Callable[[], None] = lambda: Non
             on_start()
 
     config = uvicorn.Config(
-        app,
-        http=Protocol,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_keep_alive=75,
+        app, http=Protocol, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=75,
         timeout_graceful_shutdown=drain_s,
-    )
+    )  # fmt: skip
     return Server(config)
 
 

@@ -202,16 +202,11 @@ class LiveCluster:
 
 def _check(scenario: Scenario) -> None:
     """Refuse what needs to know its requests beforehand."""
-    unknown = {
-        "fleet": scenario.fleet is not None,
-        "kv_tiers": scenario.kv_tiers.is_used,
-        "tool_cache": scenario.tool_cache.is_used,
-    }
-    for section, is_given in unknown.items():
-        if is_given:
-            raise ConfigError(
-                f"{section} is simulated, but not served.", where=section, fix="Leave it out, or use gnomon simulate."
-            )
+    unknown = {"fleet": scenario.fleet is not None, "kv_tiers": scenario.kv_tiers.is_used}
+    unknown["tool_cache"] = scenario.tool_cache.is_used
+    for section in (name for name, is_given in unknown.items() if is_given):
+        fix = "Leave it out, or use gnomon simulate."
+        raise ConfigError(f"{section} is simulated, but not served.", where=section, fix=fix)
 
 
 def _places(pools: list[Pool], drawn: Requests, slots: int, room: int, longest: int) -> Requests:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 from zlib import crc32
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gnomon.core.arrays import Ints
-from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.errors import DataError, MissingExtraError
 from gnomon.live.cluster import Asked
 
 _PIECE = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s")
@@ -57,11 +57,7 @@ class FromFile:
         try:
             from tokenizers import Tokenizer as Read
         except ImportError:
-            raise ConfigError(
-                "reading a tokenizer needs the package tokenizers.",
-                where="--tokenizer",
-                fix="pip install 'gnomon-sim[serve]'",
-            ) from None
+            raise MissingExtraError("Reading a tokenizer", "serve") from None
         try:
             self._made = Read.from_file(str(place))
         except Exception as error:  # The package raises nothing more exact.
@@ -199,7 +195,10 @@ class Chat(Common):
         return self.max_completion_tokens or self.max_tokens
 
 
-def parse(kind: type[Completion] | type[Chat], body: bytes) -> Completion | Chat:
+Asking = TypeVar("Asking", Completion, Chat)
+
+
+def parse(kind: type[Asking], body: bytes) -> Asking:
     """Read a request, or refuse it and say what is wrong where."""
     try:
         return kind.model_validate_json(body)
@@ -227,6 +226,10 @@ class Writer:
     def _kind(self) -> str:
         return "chat.completion" if self.is_chat else "text_completion"
 
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else self._kind
+
     def chunk_frame(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and behind the text of a chunk; made once, because chunks are many."""
         mark = "\0"
@@ -241,23 +244,21 @@ class Writer:
         else:
             choice["text"] = text or ""
         choice |= {"logprobs": None, "finish_reason": reason}
-        kind = "chat.completion.chunk" if self.is_chat else self._kind
-        return event(self._head(kind) | {"choices": [choice]})
+        return event(self._head(self._chunk_kind) | {"choices": [choice]})
 
     def first(self, index: int) -> bytes:
         """The first chunk of a choice: who speaks."""
         if not self.is_chat:
             return b""
         choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return event(self._head("chat.completion.chunk") | {"choices": [choice]})
+        return event(self._head(self._chunk_kind) | {"choices": [choice]})
 
     def last(self, index: int, reason: str) -> bytes:
         """The last chunk of a choice: why it ends."""
         return self._chunk(index, None, reason)
 
     def usage_chunk(self, usage: dict[str, Any]) -> bytes:
-        kind = "chat.completion.chunk" if self.is_chat else self._kind
-        return event(self._head(kind) | {"choices": [], "usage": usage})
+        return event(self._head(self._chunk_kind) | {"choices": [], "usage": usage})
 
     def whole(self, texts: list[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer in one piece, from the text of every choice and why it ends."""
@@ -318,12 +319,8 @@ class Stream:
         """So many tokens have come. Returns whether they are sent."""
         self.num_tokens, self.is_done, self.due_s = num_tokens, is_done, due_s
         connection = self._connection
-        if (
-            not self.is_direct
-            or connection is None
-            or connection.flow.write_paused
-            or connection.transport.is_closing()
-        ):
+        is_open = connection is not None and not (connection.flow.write_paused or connection.transport.is_closing())
+        if not (self.is_direct and is_open):
             if self.is_read or is_done:
                 self._wake_up()
             return False
