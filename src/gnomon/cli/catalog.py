@@ -3,24 +3,15 @@
 from copy import copy
 from typing import Any
 
-import click
-
 from gnomon import catalog
 from gnomon.cli.lazy import NearGroup
+from gnomon.cli.options import about
 from gnomon.cli.printing import listing
 
 Row = dict[str, Any]
 
 
-@click.group(cls=NearGroup)
-def command() -> None:
-    """List the devices, nodes, models, number formats and timing sources that are built in.
-
-    \b
-    Examples:
-      gnomon catalog devices
-      gnomon catalog models --json
-    """
+command = NearGroup("catalog", help=about("catalog"))
 
 
 def _plain(one: Any) -> Row:

@@ -1,5 +1,6 @@
 """Dotted flags for every field of a configuration, in sections, with short names for the usual ones."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -145,15 +146,6 @@ def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callab
     return decorate
 
 
-def folder_option(help: str) -> Callable[[F], F]:
-    return click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
-
-
-def file_option(flag: str, help: str, name: str | None = None) -> Callable[[F], F]:
-    names = [flag, name] if name else [flag]
-    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), help=help)
-
-
 def scenario_argument(metavar: str = "[SCENARIO]") -> Callable[[F], F]:
     """A file of a configuration, which need not be given."""
     return click.argument("file", metavar=metavar, required=False, type=click.Path())
@@ -180,7 +172,7 @@ def answered(
                     click.echo(f"Beyond tolerance: {', '.join(failures)}.", err=True)
                 sys.exit(1)
 
-        options = [*([folder_option(out)] if out else []), json_option]
+        options = [*([click.option("--out", type=TYPES["folder"], help=out)] if out else []), json_option]
         return together(*options)(run)  # type: ignore[return-value]
 
     return decorate
@@ -239,13 +231,33 @@ def option_of(given: dict[str, Any] | str, show: Callable[..., None] | None = No
 
 
 def listed(*names: str) -> Callable[[F], F]:
-    """The options that options.yaml has under these names."""
-    return together(*(option_of(one) for name in names for one in _known_options()[name]))
+    """The options that verbs.yaml has under these names."""
+    return together(*(option_of(one) for name in names for one in _verbs()[name].get("options", ())))
+
+
+def verb(name: str, *shared: str) -> Callable[[F], F]:
+    """What verbs.yaml says of a command: its help, and its options before those that it shares with others."""
+
+    def decorate(function: F) -> F:
+        function.__doc__ = about(name)
+        return listed(name, *shared)(function)
+
+    return decorate
+
+
+def about(name: str) -> str:
+    """What people read of a command or a group."""
+    return told(_verbs()[name]["about"])
+
+
+def told(text: str) -> str:
+    """A text as click takes it: examples keep their lines."""
+    return re.sub(r"\n\n([^\n]+:\n  )", r"\n\n\b\n\1", text.rstrip())
 
 
 @cache
-def _known_options() -> dict[str, list[dict[str, Any] | str]]:
-    known: dict[str, list[dict[str, Any] | str]] = own_yaml(files("gnomon.cli") / "options.yaml")
+def _verbs() -> dict[str, dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = own_yaml(files("gnomon.cli") / "verbs.yaml")
     return known
 
 

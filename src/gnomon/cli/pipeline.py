@@ -8,26 +8,13 @@ import click
 
 from gnomon.api import pipeline as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, jobs_option, listed
+from gnomon.cli.options import SectionedCommand, about, listed, verb
 from gnomon.cli.printing import json_option, listing, print_json, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
 
-
-@click.group(cls=NearGroup)
-def command() -> None:
-    """Pipeline-parallel training: schedules, contention, priorities.
-
-    A model on GPUs, and which schedule and layout is best for it: gnomon train.
-
-    \b
-    Examples:
-      gnomon pipeline run                                  the communication-priority study
-      gnomon pipeline run --tier grad_prop=a --open        gradients first, and look at it
-      gnomon pipeline run --schedule zb-h1 --stages 8 -n 32
-      gnomon pipeline all -c examples/pipeline/sweep.json  every configuration, with heat maps
-    """
+command = NearGroup("pipeline", help=about("pipeline"))
 
 
 SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
@@ -85,20 +72,9 @@ def _number(text: str, option: str) -> float:
 
 
 @command.command(cls=SectionedCommand, context_settings=SPELLING)
-@listed("pipeline run")
+@verb("pipeline run")
 @json_option
 def run(**given: Any) -> None:
-    """Run one training step and show where its time goes.
-
-    Without --schedule this is the communication-priority study: 1F1B with greedy dispatch. With a schedule the same
-    lengths apply, in its strict order. A model on GPUs is timed by `gnomon train step`.
-
-    \b
-    Examples:
-      gnomon pipeline run --sync-freq 2 --tier grad_prop=a
-      gnomon pipeline run --schedule zb-v --stages 8 -n 32 --prop-len 0.1 --out runs/zbv
-      gnomon pipeline run --schedule 1f1b --straggler 2=1.3 --jitter 0.05
-    """
     _warn_of_legacy(given)
     with progress("running"):
         step = api.pipeline(_step_of(given))
@@ -125,20 +101,9 @@ def _written(step: api.PipelineStep, given: dict[str, Any]) -> list[Path]:
 
 
 @command.command(context_settings=SPELLING)
-@listed("pipeline sweep")
-@click.option("--output", "-o", type=click.Path(dir_okay=False), default=None,
-              help="CSV file.  [default: outputs/data/CONFIG_TIME.csv]")  # fmt: skip
-def sweep(output: str | None, **given: Any) -> None:
-    """Run the communication-priority study over all combinations of a configuration.
-
-    Every key of the configuration is a value, a list, or {start, stop, step}. A sweep that was interrupted goes on
-    where it stopped when it is run again with the same output folder.
-
-    \b
-    Example:
-      gnomon pipeline sweep -c examples/pipeline/sweep.json --step 0.1 --output sweep.csv
-    """
-    path = Path(output) if output else Path("outputs/data") / f"{_stamped(given['config_path'])}.csv"
+@verb("pipeline sweep", "pipeline csv")
+def sweep(output: Path | None, **given: Any) -> None:
+    path = output or Path("outputs/data") / f"{_stamped(given['config_path'])}.csv"
     _run_sweep(given, path)
 
 
@@ -164,34 +129,19 @@ def _draw(csv: Path, folder: Path, jobs: int | None) -> None:
 
 @command.command(context_settings=SPELLING)
 @click.argument("csv", type=click.Path(exists=True, dir_okay=False), metavar="FILE.csv")
-@click.option("-o", "--out", "--output_dir", "folder", type=click.Path(file_okay=False), default="outputs/heatmaps",
-              show_default=True)  # fmt: skip
-@jobs_option
-@click.option("--no-show", is_flag=True, hidden=True)
-def plot(csv: str, folder: str, jobs: int | None, no_show: bool) -> None:
-    """Draw one heat map per configuration of a sweep: priorities of gradients and activations, the best one marked.
-
-    \b
-    Example:
-      gnomon pipeline plot sweep.csv -o heatmaps
-    """
-    _draw(Path(csv), Path(folder), jobs)
+@verb("pipeline plot")
+def plot(csv: str, folder: Path, jobs: int | None, no_show: bool) -> None:
+    _draw(Path(csv), folder, jobs)
 
 
 @command.command("all", context_settings=SPELLING)
 @listed("pipeline sweep")
-@click.option("--out", type=click.Path(file_okay=False), default="outputs", show_default=True, help="Folder.")
-def sweep_and_plot(out: str, **given: Any) -> None:
-    """Sweep a configuration and draw its heat maps: OUT/data/CONFIG_TIME.csv and OUT/heatmaps/CONFIG_TIME/.
-
-    \b
-    Example:
-      gnomon pipeline all -c examples/pipeline/sweep.json --priority-step 0.1
-    """
+@verb("pipeline all")
+def sweep_and_plot(out: Path, **given: Any) -> None:
     name = _stamped(given["config_path"])
-    path = Path(out) / "data" / f"{name}.csv"
+    path = out / "data" / f"{name}.csv"
     _run_sweep(given, path)
-    _draw(path, Path(out) / "heatmaps" / name, given["jobs"])
+    _draw(path, out / "heatmaps" / name, given["jobs"])
 
 
 listing(
@@ -203,17 +153,8 @@ listing(
 
 @command.command(context_settings=SPELLING)
 @click.argument("schedule", metavar="NAME|FILE.csv")
-@listed("pipeline convert")
+@verb("pipeline convert")
 def convert(schedule: str, n: int, stages: int, chunks: int, memory_limit: float | None, output: str | None) -> None:
-    """Write a built-in schedule as PyTorch pipelining CSV, or check a CSV file and write it in normal form.
-
-    A file that is no training step, or that would deadlock, is refused; the error names the cycle.
-
-    \b
-    Examples:
-      gnomon pipeline convert dualpipe-v --stages 4 -n 10 -o dualpipev.csv
-      gnomon pipeline convert my_schedule.csv
-    """
     text = api.schedule_csv(schedule, stages=stages, n=n, chunks=chunks, memory_limit=memory_limit)
     if output is None:
         click.echo(text, nl=False)

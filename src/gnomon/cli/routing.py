@@ -11,7 +11,7 @@ import click
 from gnomon.api import routing as api
 from gnomon.api.routing import Folder, RouteConfig, Watcher
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, answered, config_options, listed, together, worker_options
+from gnomon.cli.options import SectionedCommand, about, answered, config_options, listed, together, verb
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -112,36 +112,13 @@ def _policies_given(given: tuple[str, ...]) -> dict[str, Path | None]:
     return found or {"learned": None}
 
 
-@click.group(cls=NearGroup)
-def command() -> None:
-    """Train a router inside the simulator and compare it with the heuristics.
-
-    \b
-    Examples:
-      gnomon route compare                                 the policy that comes with Gnomon against all heuristics
-      gnomon route all --config quick                      train one in two minutes, and compare it
-      gnomon route all --config full --out runs/route/mine
-      gnomon route tune my_cluster.yaml                    no network: a rule with weights for this fleet
-      gnomon route all --config quick --scenario my_cluster.yaml     train on your own fleet and load
-      gnomon simulate --num-replicas 4 --router learned --router.checkpoint runs/route/quick/policy.npz
-    """
+command = NearGroup("route", help=about("route"))
 
 
 @command.command(cls=SectionedCommand)
 @stage_options
-@worker_options
-@click.option("--dump-state", type=click.Path(path_type=Path), help="Also write what was observed, as CSV or Parquet.")
+@verb("route demos")
 def demos(made: RouteConfig, folder: Folder, dump_state: Path | None, **workers: Any) -> None:
-    """Let several routers act in simulated clusters while a teacher says what would have been best.
-
-    Writes demos.npz: observations, the teacher's probabilities and costs, and a description of both as JSON.
-
-    \b
-    Examples:
-      gnomon route demos --config quick
-      gnomon route demos --demos.teacher own --demos.steps-per-driver 700     every router labels what it did itself
-      gnomon route demos --config quick --dump-state state.csv                look at what the policy will see
-    """
     with _watcher() as watch:
         count = api.collect_demos(made, folder, watch, **workers)
     click.echo(f"Wrote {count:,} decisions to {folder.demos}.")
@@ -152,17 +129,8 @@ def demos(made: RouteConfig, folder: Folder, dump_state: Path | None, **workers:
 
 @command.command(cls=SectionedCommand)
 @stage_options
-@worker_options
+@verb("route clone")
 def clone(made: RouteConfig, folder: Folder, **workers: Any) -> None:
-    """Clone the teacher from the folder's demonstrations; then let the clone act and the teacher correct it (DAgger).
-
-    Writes clone.npz (weights, normaliser and feature schema together: a policy file like any other) and clone.csv.
-
-    \b
-    Examples:
-      gnomon route clone --config quick
-      gnomon route clone --config quick --demos.dagger-rounds 0 --clone.epochs 30
-    """
     with _watcher() as watch:
         last = api.clone_teacher(made, folder, watch, **workers)[-1]
     text = f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation."
@@ -173,25 +141,8 @@ def clone(made: RouteConfig, folder: Folder, **workers: Any) -> None:
 
 @command.command(cls=SectionedCommand)
 @stage_options
-@listed("route resume")
-@click.option("--online", is_flag=True, help="Learn while one long simulation runs, beside a safe router.")
+@verb("route train")
 def train(made: RouteConfig, folder: Folder, resume: str | None, online: bool) -> None:
-    """Improve the folder's clone with PPO, on a leash to it.
-
-    --start PATH takes another policy instead of the clone, --start nothing one at random. --online lets it learn from
-    one long simulation as it runs; a safe router takes over where it does worse.
-
-    Writes policy.npz, metrics.csv and metrics.parquet, TensorBoard scalars and checkpoints. A run that is resumed ends
-    with the same policy, to the bit, as one that never stopped.
-
-    \b
-    Examples:
-      gnomon route train --config quick
-      gnomon route train --config quick --resume never --train.kl-start 0.6 --train.kl-end 0.1
-      gnomon route train --start runs/route/full/policy.npz --scenario my_cluster.yaml --out runs/route/mine
-      gnomon route train --online --start nothing --scenario mixed_bursty --out runs/route/online
-      tensorboard --logdir runs/route
-    """
     if online:
         with _watcher() as watch:
             policy = api.train_online(made, folder, watch)
@@ -205,27 +156,16 @@ def train(made: RouteConfig, folder: Folder, resume: str | None, online: bool) -
 
 @command.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, required=True)
-@worker_options
+@verb("route tune")
 @answered("tuning", out="Folder for the report and the scenarios.", said="Wrote {}/report.html.")
 @config_options(api.TuneConfig)
 def tune(scenarios: tuple[str, ...], overrides: dict[str, Any], **given: Any) -> Any:
-    """Fit the weights of the router `unselfish` to SCENARIOS, and compare it on traces that it was not tuned on.
-
-    SCENARIOS are built-in names or YAML files with an open load; several share one set of weights. Of a trace, windows
-    of the first 70 % are for tuning, windows of the rest for comparing. No PyTorch needed.
-
-    \b
-    Examples:
-      gnomon route tune examples/routing/my_cluster.yaml --out runs/tuned
-      gnomon simulate runs/tuned/tuned/my_cluster.yaml
-      gnomon route tune unequal --tail-weight 3 --generations 20
-    """
     return api.tune(scenarios, load(api.TuneConfig, None, overrides), **given)
 
 
 @command.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1)
-@listed("route compare")
+@verb("route compare")
 @json_option
 @click.option("--suite", is_flag=True, help="Eleven kinds of fleets at loads of 50, 75 and 90 %, and goals over them.")
 @config_options(api.CompareConfig, skip=("scenarios", "suite"))
@@ -233,19 +173,6 @@ def compare(
     scenarios: tuple[str, ...], suite: bool, policies: tuple[str, ...], overrides: dict[str, Any], out: Path | None,
     check: bool, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Run routers on the same held-out traces: latencies, throughput, imbalance, paired differences.
-
-    SCENARIOS are built-in names or YAML files; all built-in ones if none is given. Without --policy, the one that comes
-    with Gnomon runs; it needs no PyTorch.
-
-    \b
-    Examples:
-      gnomon route compare
-      gnomon route compare mixed_bursty unequal --num-seeds 10 --out runs/compared
-      gnomon route compare chat --routers least_outstanding,unselfish
-      gnomon route compare --suite --out runs/suite        eleven kinds of fleets at three loads, every router
-      gnomon route compare my.yaml --policy runs/route/quick/policy.npz --policy clone=runs/route/quick/clone.npz
-    """
     given_scenarios = {"scenarios": list(scenarios)} if scenarios else {}
     config = load(api.CompareConfig, None, {**overrides, **given_scenarios, "suite": suite})
     with progress("comparing") as on_progress:
@@ -259,20 +186,8 @@ def compare(
 
 @command.command("all", cls=SectionedCommand)
 @stage_options
-@worker_options
-@listed("route resume")
+@verb("route all")
 def everything(made: RouteConfig, folder: Folder, resume: str | None, **workers: Any) -> None:
-    """Demonstrations, clone, PPO, comparison.
-
-    Where training was interrupted, it goes on from the newest checkpoint, and the stages before it are skipped; so are
-    they with another --start than the clone.
-
-    \b
-    Examples:
-      gnomon route all --config quick
-      gnomon route all --config full --lengths oracle --out runs/route/oracle
-      gnomon route all --config quick --scenario examples/routing/my_cluster.yaml --domain-share 0.3
-    """
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with _watcher() as watch:
         if checkpoint is None and made.start == "clone":

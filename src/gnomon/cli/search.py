@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api import search as api
-from gnomon.cli.options import SectionedCommand, answered, config_options, file_option, listed, worker_options
+from gnomon.cli.options import SectionedCommand, answered, config_options, verb
 from gnomon.cli.printing import json_option, print_blocks, print_json
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -21,24 +21,12 @@ file_argument = click.argument("file", required=False, type=click.Path(dir_okay=
 
 @click.command(cls=SectionedCommand)
 @file_argument
-@listed("search")
+@verb("search")
 @json_option
 @config_options(api.SearchConfig)
 def search(
     file: str | None, overrides: dict[str, Any], out: Path | None, top: int, as_json: bool, **given: Any
 ) -> None:
-    """Find the best configuration of the space that FILE (YAML) describes; flags override its fields.
-
-    The folder gets a report, the ranking, the winner's scenario (best.yaml, for `gnomon simulate`) and every result as
-    it comes: a search that was interrupted goes on where it stopped when it is run again. With several models or
-    workloads, each is searched, and the choices are compared. Exit code 1: nothing meets the SLO.
-
-    \b
-    Examples:
-      gnomon search examples/search/small.yaml
-      gnomon search examples/search/llama2_70b_chat.yaml --strategy exhaustive --jobs 2
-      gnomon search examples/search/small.yaml --ray head:6379
-    """
     question = load(api.SearchConfig, file, overrides)
     folder = out or Path("runs") / "search" / (Path(file).stem if file else Path(question.model).stem)
     try:
@@ -62,21 +50,10 @@ def search(
 
 @click.command(cls=SectionedCommand)
 @file_argument
-@file_option("--out", "Write the table as JSON here.", name="path")
-@worker_options
+@verb("bench")
 @answered("measuring")
 @config_options(api.BenchConfig)
 def bench(file: str | None, overrides: dict[str, Any], path: Path | None, **given: Any) -> Any:
-    """Capacity of every scheduler on every workload of the suite, for several models.
-
-    Each model runs on the fewest GPUs of one server on which it fits. The same command gives the same table, to the
-    last digit. FILE (YAML) or flags change the suite.
-
-    \b
-    Examples:
-      gnomon bench
-      gnomon bench --models llama-3-8b --workloads "[chat-1m, azure-code]" --policies "[vllm_v1, sglang]"
-    """
     found = api.bench(file, **given, **overrides)
     if path is not None:
         write_text(path, json.dumps(found.to_dict(), indent=1))

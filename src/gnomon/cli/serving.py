@@ -10,7 +10,7 @@ from click.core import ParameterSource
 from gnomon.api import serving as api
 from gnomon.api.serving import Scenario
 from gnomon.api.time import Iteration
-from gnomon.cli.options import SectionedCommand, answered, config_options, listed, scenario_argument
+from gnomon.cli.options import SectionedCommand, answered, config_options, scenario_argument, verb
 from gnomon.cli.printing import json_option, print_json, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
@@ -21,24 +21,13 @@ REPORT = "The report is {}/report.html; open it in a browser."
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@listed("simulate")
+@verb("simulate")
 @json_option
 @config_options(Scenario)
 def simulate(
     file: str | None, overrides: dict[str, Any], out: Path | None, extras: tuple[str, ...], formats: tuple[str, ...],
     intervals: bool | None, project: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Simulate SCENARIO (a YAML file), or what the flags say.
-
-    Without either: Llama-3-8B on one H200 under a chat load of 31 requests per second, about 80 % of what it can take,
-    as vLLM serves it. `--engine none`: kernels only.
-
-    \b
-    Examples:
-      gnomon simulate
-      gnomon simulate --model llama-3-70b --tp 4 --rate 3 --out runs/70b
-      gnomon simulate examples/serving/overload.yaml --json
-    """
     if (extras or formats) and out is None:
         flag = f"--{extras[0]}" if extras else "--export"
         raise ConfigError("there is no folder for it.", where=flag, fix="Give one with --out DIR.")
@@ -60,14 +49,8 @@ def simulate(
 @scenario_argument()
 @answered(out="Folder for capacity.json.")
 @config_options(Scenario)
+@verb("capacity")
 def capacity(file: str | None, overrides: dict[str, Any], on_progress: Any) -> Any:
-    """How much load SCENARIO takes within its SLO: requests per second, users at once, $ per million tokens.
-
-    \b
-    Examples:
-      gnomon capacity --model llama-3-8b --gpu h100 --slo.ttft-s 500ms --slo.tpot-s 50ms
-      gnomon capacity examples/serving/closed_loop.yaml --json
-    """
     from gnomon.api import load
 
     return load.capacity(file, on_progress=on_progress, **overrides)
@@ -75,17 +58,9 @@ def capacity(file: str | None, overrides: dict[str, Any], on_progress: Any) -> A
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@listed("serve")
+@verb("serve")
 @config_options(Scenario)
 def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
-    """Serve SCENARIO: an OpenAI-compatible server whose tokens come when the simulated engine would produce them.
-
-    \b
-    Examples:
-      gnomon serve --model llama-3-8b --gpu h100
-      gnomon serve examples/serving/overload.yaml --num-replicas 8 --port-per-replica
-      curl localhost:8000/v1/completions -d '{"prompt": "The sun", "max_tokens": 5, "stream": true}'
-    """
     from gnomon.api import serving as live
 
     def started(urls: list[str], model: str) -> None:
@@ -96,22 +71,10 @@ def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
 
 @click.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, type=click.Path())
-@listed("compare")
+@verb("compare")
 @answered(out="Folder for the report, comparison.json and every variant's run.", said=REPORT)
 @config_options(Scenario)
 def compare(scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[str, ...], **given: Any) -> Any:
-    """Run several variants on the same requests and print their paired differences.
-
-    SCENARIOS are YAML files; the first variant is the baseline. Every request meets every variant, so that a difference
-    is not luck of the draw; the 95 % intervals say what is left of it. Other flags change all variants.
-
-    \b
-    Examples:
-      gnomon compare a.yaml b.yaml
-      gnomon compare --vary batching.policy=vllm_v1,sarathi --vary replica.tensor_parallel=1,2
-      gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --rate 100
-      gnomon compare --vary tp=4,num_replicas=4,tp=2+num_replicas=2
-    """
     from gnomon.api import comparison
 
     return comparison.compare(*scenarios, vary=_varied(vary), **given, **overrides)
@@ -144,20 +107,9 @@ def _setting(text: str) -> tuple[str, str]:
 
 @click.command()
 @click.argument("run", metavar="RUN_DIR", type=click.Path(path_type=Path))
-@listed("explain")
+@verb("explain")
 @answered(out="Folder for explanation.json and every request's parts (parts.parquet).")
 def explain(run: Path, advice: bool, on_progress: Any, **asked: Any) -> Any:
-    """Say why requests of a run were slow, or why one request was.
-
-    RUN_DIR is a folder that `gnomon simulate --out` wrote, or a scenario (a YAML file); also one of `gnomon pipeline`
-    or `gnomon posttrain`: what the step waited for. The run is simulated again with accounts of every request's time.
-
-    \b
-    Examples:
-      gnomon explain runs/demo
-      gnomon explain runs/demo --request 812
-      gnomon explain runs/demo --percentile 95 --metric ttft --no-advice
-    """
     from gnomon.api import explain as explaining
 
     if not run.exists():
@@ -170,20 +122,13 @@ def explain(run: Path, advice: bool, on_progress: Any, **asked: Any) -> Any:
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@listed("check")
+@verb("check")
 @answered()
 @config_options(Scenario)
 def check(
     file: str | None, overrides: dict[str, Any], limits: tuple[str, ...], junit: Path | None, markdown: Path | None,
     **given: Any,
 ) -> Any:  # fmt: skip
-    """Simulate SCENARIO and hold it against limits and an earlier run; exit code 1 where it fails.
-
-    \b
-    Examples:
-      gnomon check scenario.yaml --slo ttft_p99=0.5 --slo tpot_p99=0.05
-      gnomon check scenario.yaml --baseline runs/main --junit check.xml --markdown check.md
-    """
     from gnomon.api import check as checking
 
     found = checking.check(file, slo=dict(map(_limit, limits)), **given, **overrides)
@@ -204,16 +149,8 @@ def _limit(text: str) -> tuple[str, float]:
 @click.command()
 @click.argument("file", type=click.Path())
 @json_option
+@verb("check-policy")
 def check_policy(file: str, as_json: bool) -> None:
-    """Test the batching policies and routers that FILE (Python) registers against the rules they must keep.
-
-    Small runs under a light load, a long queue, little memory, long prompts and so on. Prints what passed and what
-    failed, with the reason; exit code 1 if anything failed.
-
-    \b
-    Examples:
-      gnomon check-policy examples/own/shortest_first.py
-    """
     found = []
     said_by: dict[str, str] = {}
     for finding in api.check_policy(file):
@@ -236,25 +173,12 @@ def check_policy(file: str, as_json: bool) -> None:
 
 @click.command(cls=SectionedCommand)
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
-@listed("calibrate")
+@verb("calibrate")
 @json_option
 @config_options(Scenario)
 def calibrate(
     logs: tuple[str, ...], file: str | None, overrides: dict[str, Any], out: Path | None, as_json: bool, **given: Any
 ) -> None:
-    """Fit host time, front end and clock to what a real server left behind.
-
-    Each LOG is one load: a step log (CSV or JSON lines: duration_s, prefill_tokens, decodes, decode_kv, running), a
-    table of requests with their stamps, a file of vllm bench serve --save-detailed, SGLang's bench_serving, AIPerf,
-    genai-perf or inference-perf, scrapes of /metrics, or a folder that gnomon wrote. Give logs of several loads. Any
-    command takes the result with --calibration.
-
-    \b
-    Examples:
-      gnomon calibrate steps-20.csv steps-60.csv --scenario server.yaml --out calibration.yaml
-      gnomon calibrate runs/engine/* --hold-out llama-3-8b-chat-70 --out calibration.yaml
-      gnomon simulate server.yaml --calibration calibration.yaml --rate 30
-    """
     from gnomon.api import calibration
 
     with progress("fitting") as on_progress:
@@ -266,21 +190,10 @@ def calibrate(
 
 @click.command(cls=SectionedCommand)
 @click.argument("log", type=click.Path())
-@listed("explain-gap")
+@verb("explain-gap")
 @answered(out="Folder for gap.json and gap.html.")
 @config_options(Scenario)
 def explain_gap(log: str, file: str | None, html: Path | None, overrides: dict[str, Any], on_progress: Any) -> Any:
-    """Simulate a recorded load and rank what makes the two differ.
-
-    LOG is a file with requests and their stamps, or a folder with requests and iterations, as for gnomon calibrate.
-    Compared: latencies, iterations by phase and batch size, tokens computed, cache hits, requests in flight, and the
-    first request that is off.
-
-    \b
-    Examples:
-      gnomon explain-gap runs/engine/llama-3-8b-chat-60 --html gap.html
-      gnomon explain-gap bench.json --scenario server.yaml --calibration calibration.yaml
-    """
     from gnomon.api import calibration
 
     found = calibration.explain_gap(log, file, **overrides)
@@ -291,16 +204,9 @@ def explain_gap(log: str, file: str | None, html: Path | None, overrides: dict[s
 
 @click.command(cls=SectionedCommand)
 @scenario_argument()
-@listed("manifest")
+@verb("manifest")
 @config_options(Scenario)
 def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path | None) -> None:
-    """Write SCENARIO, or the winner in the folder of a search, as manifests; what they cannot say is named.
-
-    \b
-    Examples:
-      gnomon manifest scenario.yaml --for kubernetes > deployment.yaml
-      gnomon manifest runs/search --for llm-d --out overlay
-    """
     from gnomon.convert import manifests
 
     if file is not None and (Path(file) / "best.yaml").is_file():
@@ -316,21 +222,10 @@ def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path
 
 
 @click.command(cls=SectionedCommand)
-@listed("time")
+@verb("time")
 @answered("timing", compiles=False)
 @config_options(Iteration, skip=("sources", "expert_parallel"))
 def time(sources: tuple[str, ...], overrides: dict[str, Any], on_progress: Any, **given: Any) -> Any:
-    """Time one iteration of a batch, operator by operator.
-
-    For every operator: its calls, seconds, share of the iteration, FLOPs and bytes on one GPU, MFU, and what limits it
-    (compute, memory, network, or latency: the mere launch). With two sources, their times stand side by side.
-
-    \b
-    Examples:
-      gnomon time --model llama-3-70b --gpu h100 --tp 8
-      gnomon time --model qwen3-32b --gpu rtxpro6000 --tp 2 --decode 128 --kv 2048
-      gnomon time --model meta-llama/Llama-3.1-8B --device rtx-4090 --source roofline --source profile --path profiles
-    """
     from gnomon.api import time as timing
 
     more = {name: value for name, value in given.items() if value} | ({"sources": list(sources)} if sources else {})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gnomon.cli.options import listed
+from gnomon.cli.options import verb
 from gnomon.cli.printing import json_option, print_json
 from gnomon.cli.progress import say_if_compiling
 from gnomon.core.errors import MissingExtraError
@@ -20,29 +20,12 @@ JOBS = {"megatron": "train step", "verl": "posttrain run", "rlinf": "posttrain r
 @click.command()
 @click.argument("tool", type=click.Choice(TOOLS))
 @click.argument("command_line", metavar="COMMAND")
-@listed("convert")
+@verb("convert")
 @json_option
 def convert(
     tool: str, command_line: str, device: str | None, model: str | None, gpus: int | None, out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the scenario that COMMAND of another simulator, engine or load generator means.
-
-    Every option is mapped, or named as having no counterpart. COMMAND is one quoted word, or - to read it from the
-    standard input. Of inference-perf and guidellm it may be the path of a file with a load.
-
-    \b
-    Examples:
-      gnomon convert vllm "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 256"
-      gnomon convert sglang "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8"
-      gnomon convert trtllm "trtllm-serve openai/gpt-oss-120b --tp_size 4 --extra_llm_api_options extra.yml"
-      gnomon convert vidur "python -m vidur.main --replica_config_device a100" --out scenario.yaml
-      gnomon convert inference-perf config.yml --model llama-3-8b --device h100 --out scenario.yaml
-      gnomon convert guidellm "guidellm run --profile kind=poisson,rate=2 --data prompt_tokens=256,output_tokens=128"
-      gnomon convert megatron "pretrain_gpt.py --tensor-model-parallel-size 8 ..." --model llama-3-70b --gpus 64
-      gnomon convert verl "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.nnodes=4 ..." --out posttrain.yaml
-      gnomon convert rlinf qwen2.5-7b-grpo-megatron-dynamic.yaml --model qwen2.5-7b --out posttrain.yaml
-    """
     from gnomon import convert as converting
     from gnomon.core.files import write_text
 
@@ -84,14 +67,8 @@ def convert(
 
 
 @click.command()
-@click.option("--reports", default="gnomon-reports", type=click.Path(path_type=Path), help="Folder for reports.")
+@verb("mcp")
 def mcp(reports: Path) -> None:
-    """Answer an assistant over the standard input and output (Model Context Protocol).
-
-    \b
-    Example (in an assistant's configuration):
-      {"mcpServers": {"gnomon": {"command": "gnomon", "args": ["mcp"]}}}
-    """
     from gnomon.api.mcp import server
 
     if sys.stdin.isatty():
@@ -100,15 +77,8 @@ def mcp(reports: Path) -> None:
 
 
 @click.command()
-@listed("ui")
+@verb("ui")
 def ui(port: int, host: str, runs: Path, no_browser: bool) -> None:
-    """Explore in a web page: move a slider, look at the plots.
-
-    \b
-    Examples:
-      gnomon ui
-      gnomon ui --port 8400 --runs results --no-browser
-    """
     try:
         import dash  # noqa: F401
     except ImportError:
@@ -135,13 +105,8 @@ def ui(port: int, host: str, runs: Path, no_browser: bool) -> None:
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@verb("completion")
 def completion(shell: str) -> None:
-    """Print the completion script for SHELL.
-
-    \b
-    Example:
-      gnomon completion bash >> ~/.bashrc
-    """
     from click.shell_completion import get_completion_class
 
     from gnomon.cli.main import gnomon

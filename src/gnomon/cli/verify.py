@@ -10,7 +10,7 @@ import click
 
 from gnomon.api.verify import Verification, fetch_data, list_data, silicon_scenario, verify
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import answered, folder_option, option_of, together
+from gnomon.cli.options import about, answered, option_of, together, told, verb
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.text import own_yaml, to_yaml
@@ -19,16 +19,7 @@ PICTURES = {"html": "over_time.html", "svg": "cdf.svg", "page": "leaderboard.htm
 """What a check can draw, by the option that names its file."""
 
 
-@click.group(cls=NearGroup)
-def command() -> None:
-    """Hold the simulator against recorded and published results.
-
-    Exit code 0 when a check passes, 1 when it does not, 2 when its data cannot be read.
-
-    \b
-    Example:
-      gnomon verify timing --data reference/
-    """
+command = NearGroup("verify", help=about("verify"))
 
 
 def _proof(name: str, doing: str, about: str, *options: Callable[[Any], Any]) -> None:
@@ -60,28 +51,14 @@ def _show_server(ctx: click.Context, option: click.Parameter, server: str | None
 
 for _name, _given in own_yaml(files("gnomon.cli") / "verify.yaml").items():
     _options = [option_of(one, show=_show_server) for one in _given.get("options", ())]
-    _proof(_name, _given["doing"], _given["about"], *_options)
+    _proof(_name, _given["doing"], told(_given["about"]), *_options)
 
 
 @command.command()
 @click.argument("name", required=False)
-@folder_option(
-    "Folder for the data; set GNOMON_REFERENCE to it afterwards.  [default: $GNOMON_REFERENCE, else reference]"
-)
-@click.option("--mirror", metavar="URL", help="Fetch from here instead of the public place.")
+@verb("verify fetch")
 @json_option
 def fetch(name: str | None, out: Path | None, mirror: str | None, as_json: bool) -> None:
-    """List the data sets, or fetch one of them by NAME.
-
-    Files are checked by their SHA-256, and those that are there already are not fetched again. Sets that cannot be
-    fetched say how to get or record them.
-
-    \b
-    Examples:
-      gnomon verify fetch
-      gnomon verify fetch vidur-profiling --out reference
-      GNOMON_REFERENCE=reference gnomon verify timing
-    """
     folder = out or Path(os.environ.get("GNOMON_REFERENCE") or "reference")
     if name is None:
         show(list_data(folder), as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from pydantic import ConfigDict, NonNegativeInt
 
-from gnomon.cli.options import SectionedCommand, config_options, listed
+from gnomon.cli.options import SectionedCommand, about, config_options, verb
 from gnomon.cli.printing import json_option, listing, print_json, print_lines, print_rows
 from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
@@ -26,30 +26,15 @@ class WorkloadOf(Config):
 scenario_argument = click.argument("scenario", required=False, type=click.Path())
 
 
-@click.group()
-def command() -> None:
-    """Look at, export or fit the requests of a workload.
-
-    \b
-    Examples:
-      gnomon workload show --workload.preset chat-1m --workload.rate 6.45
-      gnomon workload show --workload.trace.file AzureLLMInferenceTrace_conv.csv
-      gnomon workload export --workload.preset arxiv-4k --out requests.csv
-    """
+command = click.Group("workload", help=about("workload"))
 
 
 @command.command(cls=SectionedCommand)
 @scenario_argument
 @config_options(WorkloadOf)
-@click.option("--html", type=click.Path(path_type=Path), help="Also write a page with plots.")
+@verb("workload show")
 @json_option
 def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_json: bool) -> None:
-    """Rates, percentiles and histograms of the requests of SCENARIO (a YAML file) or of the flags.
-
-    \b
-    Example:
-      gnomon workload show --workload.preset azure-code --workload.arrivals.process gamma --workload.arrivals.cv 3
-    """
     from gnomon.workload.describe import describe, gaps_s, histogram
     from gnomon.workload.generate import generate
 
@@ -88,18 +73,8 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
 @command.command(cls=SectionedCommand)
 @scenario_argument
 @config_options(WorkloadOf)
-@listed("workload export")
+@verb("workload export")
 def export(scenario: str | None, overrides: dict[str, Any], out: Path, tool: str | None) -> None:
-    """Write the requests to a file (.csv or .parquet): the same seed gives the same bytes, and `--workload.trace.file`
-    reads it back. With `--as` the file is another tool's: how guidellm or inference-perf would draw them (YAML, which
-    `gnomon convert` reads back), or a trace of `gnomon workload formats`. What it cannot say is refused.
-
-    \b
-    Example:
-      gnomon workload export --workload.preset chat-1m --workload.num-requests 1000 --out requests.csv
-      gnomon workload export scenario.yaml --as guidellm --out load.yaml
-      gnomon workload export scenario.yaml --as mooncake --out trace.jsonl
-    """
     from gnomon.convert.load_definitions import READERS, written_load
     from gnomon.core.files import write_text
     from gnomon.workload.generate import generate
@@ -162,18 +137,9 @@ listing(command, "workload formats", "Trace formats that `--workload.trace.file`
 
 @command.command()
 @click.argument("trace", type=click.Path())
-@listed("workload fit")
+@verb("workload fit")
 @json_option
 def fit(trace: str, out: Path, description: str, source: str | None, as_json: bool) -> None:
-    """Fit a preset to the lengths of TRACE, and say how well it fits.
-
-    The file holds quantiles only, no request: it can be shared where the trace cannot.
-
-    \b
-    Example:
-      gnomon workload fit trace.csv --out ours.yaml
-      gnomon simulate --workload.preset ours.yaml
-    """
     from gnomon.core.files import write_text
     from gnomon.workload.presets import fit as fitted
     from gnomon.workload.presets import preset_yaml, quality

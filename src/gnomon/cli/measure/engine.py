@@ -8,44 +8,23 @@ from typing import Any
 import click
 
 from gnomon.cli.measure.reading import as_words
-from gnomon.cli.options import listed
+from gnomon.cli.options import about, listed, verb
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
 
-
-@click.group()
-def command() -> None:
-    """A compact continuous-batching engine with random weights, to hold predictions against.
-
-    \b
-    Example:
-      gnomon engine probe --model llama-3-8b
-      gnomon engine serve --model llama-3-8b --mix chat --load 0.3 --load 0.9 --out runs/engine
-    """
+command = click.Group("engine", help=about("engine"))
 
 
 @command.command()
 @listed("engine")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the figures as JSON.")
+@verb("engine probe")
 def probe(model: str, **given: Any) -> None:
-    """Single iterations against what the hardware allows.
-
-    \b
-    Example:
-      gnomon engine probe --model llama-3-8b
-    """
     _run("probe", model, given)
 
 
 @command.command()
-@listed("engine", "engine serve")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is recorded.")
+@listed("engine")
+@verb("engine serve")
 def serve(model: str, **given: Any) -> None:
-    """Serve open-loop loads and record when every request's tokens came.
-
-    \b
-    Example:
-      gnomon engine serve --model llama-3-8b --mix chat --load 0.5 --out runs/engine
-    """
     _run("serve", model, given)
 
 

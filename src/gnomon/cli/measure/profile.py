@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gnomon.cli.measure.reading import as_words, degrees_of, import_command, readable, shapes_of
-from gnomon.cli.options import listed
+from gnomon.cli.options import about, listed, verb
 from gnomon.cli.printing import json_option, print_rows
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError, DataError, GnomonError, MissingExtraError
@@ -18,24 +18,11 @@ from gnomon.core.files import write_text
 
 @click.command()
 @click.argument("kernels", required=False, type=click.Path(path_type=Path))
-@listed("profile own")
+@verb("profile own")
 def own_command(
     kernels: Path | None, models: str, degrees: str, dtype: str, only: str, plan_file: Path | None,
     answers: Path | None, device: str | None, out: Path | None,
 ) -> None:  # fmt: skip
-    """Time the kernels of another engine: shapes in, seconds out.
-
-    KERNELS is a Python file with gemm(dtype, m, n, k), attention(dtype, heads, kv_heads, head_dim, chunk, kv, decodes,
-    decode_kv), ...: each returns seconds, or a list of repeats. A program in another language takes --plan and gives
-    --answers. What is not timed comes from the roofline.
-
-    \b
-    Examples:
-      gnomon profile own my_kernels.py --models llama-3-8b --device h200 --out my-engine
-      gnomon profile own --models llama-3-8b --plan plan.jsonl
-      gnomon profile own --answers answers.jsonl --device h200 --out my-engine
-      gnomon simulate --device h200 --timing.source profile --timing.path my-engine
-    """
     from gnomon.measure.profiling import own
 
     if (kernels is None) + (plan_file is None) + (answers is None) != 2:
@@ -74,27 +61,13 @@ def own_command(
     click.echo(f"{out}: {', '.join(f'{count:,} rows in {name}' for name, count in rows.items())}")
 
 
-@click.group()
-def command() -> None:
-    """Measure operators on a GPU, in Gnomon's profile format.
-
-    \b
-    Example:
-      gnomon profile all --models llama-3-8b --device h200 --out my-h200
-      gnomon time --model llama-3-8b --device h200 --source profile --path my-h200
-    """
+command = click.Group("profile", help=about("profile"))
 
 
 @command.command()
 @listed("profile")
-@click.option("--out", type=click.Path(path_type=Path), help="JSON file; printed if not given.")
+@verb("profile shapes")
 def shapes(models: str, degrees: str, dtype: str, out: Path | None) -> None:
-    """The shapes to measure, for `python -m gnomon.measure.profiling` on a machine without Gnomon.
-
-    \b
-    Example:
-      gnomon profile shapes --models llama-3-8b,qwen3-32b --out shapes.json
-    """
     text = json.dumps(asdict(shapes_of(models.split(","), degrees_of(degrees), dtype)), indent=1) + "\n"
     if out is None:
         click.echo(text, nl=False)
@@ -178,19 +151,11 @@ _measuring("all", "Compute and attention.")
 
 
 @command.command()
-@listed("profile collectives", "profile bundle")
+@verb("profile collectives", "profile bundle")
 def collectives(
     wanted: tuple[str, ...], workers: str, nodes: int, ray: str | None, dry_run: bool, backend: str | None,
     node: str | None, max_bytes: int, device: str, out: Path,
 ) -> None:  # fmt: skip
-    """Collectives between this node's GPUs (torch.distributed); under torchrun, between those of several nodes.
-
-    \b
-    Example:
-      gnomon profile collectives --collective all_reduce --num-gpus 2,4,8 --device h200 --node h200_hgx --out my-h200
-      gnomon profile collectives --nodes 2 --num-gpus 8 --ray auto --device h200 --out my-h200
-      gnomon profile collectives --nodes 2 --num-gpus 8 --dry-run --device h200 --out my-h200
-    """
     if nodes > 1 and ray is None and not dry_run:
         raise ConfigError("several nodes need a launcher.", where="--nodes",
                           fix="Add --ray ADDRESS, or --dry-run for the torchrun commands.")  # fmt: skip
@@ -203,15 +168,8 @@ def collectives(
 
 
 @command.command()
-@click.option("--vocabularies", default="32000,128256,151936,201088,262208", show_default=True, help="By commas.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV file.")
+@verb("profile sampling")
 def sampling(vocabularies: str, out: Path) -> None:
-    """Choosing tokens: drawing, top-k and top-p by sorting and by searching, penalties, log-probabilities.
-
-    \b
-    Example:
-      gnomon profile sampling --out my-sampling.csv
-    """
     sizes = [one.strip() for one in vocabularies.split(",")]
     if not all(one.isdigit() and int(one) > 1 for one in sizes):
         raise ConfigError(f"{vocabularies!r} are no sizes.", where="--vocabularies", fix="For example: 128256,151936.")
@@ -227,19 +185,9 @@ def sampling(vocabularies: str, out: Path) -> None:
 
 @command.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--out", type=click.Path(path_type=Path), help="Bundle to which the host's rows are added.")
+@verb("profile overhead")
 @json_option
 def overhead(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
-    """Host time per iteration, from RUNS that `gnomon engine serve` recorded, or from Vidur's `cpu_overheads.csv`.
-
-    A row's `per_iteration_s` and `per_sequence_s` are the fields of `timing.host`.
-
-    \b
-    Example:
-      gnomon engine serve --model llama-3-8b --mix chat --load 0.5 --out runs/engine
-      gnomon profile overhead runs/engine/llama-3-8b-chat-50
-      gnomon profile overhead cpu_overhead/a100/llama-2-7b/cpu_overheads.csv
-    """
     from gnomon.measure.profiling import overhead as fitted
 
     recorded: list[Any] = []
@@ -266,13 +214,8 @@ def overhead(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 @command.command()
 @click.argument("bundle", type=click.Path(path_type=Path, exists=True))
 @json_option
+@verb("profile quality")
 def quality(bundle: Path, as_json: bool) -> None:
-    """How good BUNDLE's data are: noise, outliers, steps that fall, points predicted from their neighbours.
-
-    \b
-    Example:
-      gnomon profile quality my-h200
-    """
     from gnomon.measure.profiling.bundle import read_rows
     from gnomon.measure.profiling.quality import assess
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnomon.cli.options import listed
+from gnomon.cli.options import verb
 from gnomon.cli.printing import print_rows
 from gnomon.core.errors import ConfigError, DataError
 
@@ -115,17 +115,8 @@ ELEMENTWISE = ("embedding", "norm", "add_norm", "qk_norm", "rotary", "kv_write",
 
 @click.command(name="import")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
-@listed("profile import")
+@verb("profile import")
 def import_command(source: Path, model: str, device: str, node: str | None, degrees: str, out: Path) -> None:
-    """Turn measurements in SOURCE (Vidur's or LLMServingSim's layout) into a bundle keyed by shapes.
-
-    Each operator's rows are kept under the shape that the model gives it at each degree. Operators whose measurement is
-    part of another's cannot be told apart by shape and are left to the roofline; they are listed.
-
-    \b
-    Example:
-      gnomon profile import vidur/profiling --model llama-2-70b --device a100-80gb --tensor-parallel 4 --out my-a100
-    """
     from gnomon import catalog
     from gnomon.measure.profiling import bundle
     from gnomon.timing.config import TimingConfig
