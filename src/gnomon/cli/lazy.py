@@ -36,13 +36,9 @@ class LazyGroup(NearGroup):
     holds `command`) or `module:name`, unless it is the module of its own name."""
 
     def __init__(
-        self,
-        *arguments: Any,
-        table: Mapping[str, str],
-        package: str,
-        places: Mapping[str, str] | None = None,
+        self, *arguments: Any, table: Mapping[str, str], package: str, places: Mapping[str, str] | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(*arguments, **options)
         self.table, self.package, self.places = table, package, places or {}
 

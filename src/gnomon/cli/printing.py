@@ -47,13 +47,9 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    as_json: bool = False,
-    title: str | None = None,
-    caption: str | None = None,
+    rows: Sequence[Mapping[str, Any]], *, as_json: bool = False, title: str | None = None, caption: str | None = None,
     right: Sequence[str] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Print `rows` as a table whose columns are the keys of the first row; numbers are aligned to the right."""
     from gnomon.report.blocks import Table
 

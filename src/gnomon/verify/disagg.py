@@ -1,14 +1,7 @@
 """Aggregated and disaggregated layouts of one model, measured by llm-d's benchmark, beside their simulation.
 
-Settings are stated once for all layouts. By the benchmark's own files, the rows labelled disaggregated did not run so
-(docs/disaggregation.md): their endpoint picker had a configuration without prefill and decode profiles
-(`plugins-v2.yaml`), so that every pod prefilled and decoded what it was sent. They are simulated as they ran, behind
-that endpoint picker, or as they are labelled where that is asked for. The aggregated pods stood behind a Kubernetes
-service, which chooses at random.
-
-What was fitted: seconds that collectives add to an iteration of the aggregated pods, one number per tensor-parallel
-degree, on those layouts with one replica and one request at a time. The other pods ran another image, with other
-collectives; they are predicted with the nominal ones.
+Rows that are labelled disaggregated are simulated as they ran, or as labelled where that is asked for; what was fitted
+is said in docs/disaggregation.md.
 """
 
 import statistics
@@ -104,9 +97,8 @@ def read_runs(path: str | Path) -> list[Measured]:
             raise ValueError("it is empty")
         return sorted(runs, key=lambda one: (one.prefill is None, one.layout, one.concurrency))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"this is no file of measured layouts: {error!r}.", where=str(path), fix="Name llmd/prism_pd_grid.json."
-        ) from None
+        fix = "Name llmd/prism_pd_grid.json."
+        raise DataError(f"this is no file of measured layouts: {error!r}.", where=str(path), fix=fix) from None
 
 
 def _measured(row: dict[str, Any]) -> Measured:
@@ -134,23 +126,12 @@ def scenario_of(
     host = preset.model_dump(exclude_unset=True) if preset else {}
     roles = ("prefill", "decode") if as_labelled else ("both", "both")
     pods = [(roles[0], *one.prefill), (roles[1], *one.decode)] if one.prefill else [("both", *one.decode)]
-    pools = [
-        {
-            "role": role,
-            "num_replicas": count,
-            "replica": {
-                "tensor_parallel": degree,
-                "memory_utilization": PICKED_MEMORY if one.prefill else MEMORY,
-            },
-            "timing": {
-                "host": {
-                    **host,
-                    "exposed_s": host.get("exposed_s", 0.0) + (0.0 if one.prefill else added_s.get(degree, 0.0)),
-                }
-            },
-        }
-        for role, count, degree in pods
-    ]
+    exposed_s, memory = host.get("exposed_s", 0.0), PICKED_MEMORY if one.prefill else MEMORY
+    pools = []
+    for role, count, degree in pods:
+        slower = host | {"exposed_s": exposed_s + (0.0 if one.prefill else added_s.get(degree, 0.0))}
+        replica = {"tensor_parallel": degree, "memory_utilization": memory}
+        pools.append({"role": role, "num_replicas": count, "replica": replica, "timing": {"host": slower}})
     router: dict[str, Any] = {"name": PICKER if one.prefill else SERVICE}
     if one.prefill and metrics_age_s is not None:
         router["options"] = {"report_interval_s": metrics_age_s}
@@ -207,14 +188,10 @@ def order(found: list[Predicted], concurrency: int, num_gpus: int = 16) -> list[
         m = one.measured
         if m.concurrency == concurrency and m.num_gpus == num_gpus and (m.prefill or m.layout == "4 TP4"):
             some.setdefault(m.ran, []).append(one)
-    pods = [
-        Pods(
-            name,
-            statistics.mean(one.measured.output_tokens_s for one in rows),
-            statistics.mean(one.output_tokens_s for one in rows),
-        )
-        for name, rows in some.items()
-    ]
+    pods = []
+    for name, rows in some.items():
+        measured = statistics.mean(one.measured.output_tokens_s for one in rows)
+        pods.append(Pods(name, measured, statistics.mean(one.output_tokens_s for one in rows)))
     return sorted(pods, key=lambda one: -one.measured)
 
 
@@ -271,37 +248,24 @@ def told(found: list[Predicted], added_s: dict[int, float], spread: float) -> Fi
         for name, some in (("aggregated", together), ("disaggregated", apart))
         if some
     ]
-    return Findings(
-        records=found,
-        rows=rows,
-        data={
-            "rows": rows,
-            "medians": scores,
-            "added_s": added_s,
-            "repeat_spread": spread,
-            "orders": {str(k): [asdict(one) for one in v] for k, v in orders.items()},
-        },
-        blocks=[
-            Table(_shown(found), "Errors of the simulation in %", "By requests at a time."),
-            Table(summary, "Median error, without sign"),
-            Table(
-                _ranks(orders),
-                "Output tokens/s of 16 GPUs, the fastest as measured first",
-                f"Runs of the same pods and load lie up to {spread:.0%} apart: pairs closer than that are not judged.",
-            ),
-            *lines([f"Fitted on aggregated pods, one request at a time: an iteration takes longer by {fitted}."]),
-            *lines(failures, "warning"),
-        ],
-        failures=failures,
-    )
-
-
-def _ranks(orders: dict[int, list[Pods]]) -> list[dict[str, Any]]:
-    return [
+    data = {
+        "rows": rows, "medians": scores, "added_s": added_s, "repeat_spread": spread,
+        "orders": {str(k): [asdict(one) for one in v] for k, v in orders.items()},
+    }  # fmt: skip
+    ranks = [
         {"requests": at, "pods": one.name, "measured": round(one.measured), "simulated": round(one.simulated)}
         for at, pods in orders.items()
         for one in pods
     ]
+    closer = f"Runs of the same pods and load lie up to {spread:.0%} apart: pairs closer than that are not judged."
+    blocks = [
+        Table(_shown(found), "Errors of the simulation in %", "By requests at a time."),
+        Table(summary, "Median error, without sign"),
+        Table(ranks, "Output tokens/s of 16 GPUs, the fastest as measured first", closer),
+        *lines([f"Fitted on aggregated pods, one request at a time: an iteration takes longer by {fitted}."]),
+        *lines(failures, "warning"),
+    ]
+    return Findings(found, rows, data, blocks, failures)
 
 
 def _row(one: Predicted) -> dict[str, Any]:

@@ -1,14 +1,8 @@
-"""The reference engine on an H200, beside its simulation from the shipped profile.
+"""The reference engine on an H200, beside its simulation from the shipped profile (docs/h200-validation.md).
 
-The simulation gets what the engine was given (arrivals, lengths, limits, KV blocks, CUDA graph sizes), kernel times
-measured on the same card, and the card's mean clock during the run, which a power cap lowers near capacity. Two
-constants, the host's seconds per iteration and per sequence, are fitted once, on a run of their own, for all others.
 When an iteration starts relative to an arrival cannot be predicted to the millisecond, so each run is simulated several
-times with arrivals moved by a few milliseconds, and the figures are their means.
-
-A load that few requests make up may be measured more than once: the folders `name`, `name.2` ... are one run. Runs of
-another day, with a calibration of their own, lie in a folder beside the others: `sampled`, whose requests ask for
-top-p and a repetition penalty. What that takes is not fitted: it is what `gnomon.timing` says of sampling.
+times with arrivals moved by a few milliseconds, and the figures are their means. The folders `name`, `name.2` ... are
+one run; runs with a calibration of their own lie in a folder beside the others.
 """
 
 from dataclasses import dataclass, replace

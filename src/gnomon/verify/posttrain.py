@@ -281,21 +281,8 @@ OF_REFERENCE = "WN"
 """Sources that read the reference data."""
 
 
-NOTES = {
-    "A": "Nothing calibrated on A: efficiencies from B.",
-    "B": "Calibrated: three efficiencies on 7B at one scale (--calibrate-on). Gates: 7B at the other two.",
-    "C": "Efficiencies from B; C's own set-up is not published.",
-    "D": "Calibrated: rollout on 1.5B's median decode time, training on each model's static throughput at 64 GPUs."
-    " No ratio is calibrated.",
-    "R": "The described system's placement with the simulator's defaults; nothing calibrated.",
-    "S": "Speed of the simulator itself.",
-    "V": f"verl on H20; constants {DATA['verl']['constants']}, chosen on the rows with 28k: those of 10k, 30B and"
-    " tools are held out. One mean length per run from its training time.",
-    "W": "verl v1 on 32 GPUs that are not named (H100 here); no constant of its own.",
-    "Y": "verl's measured weight syncs; the paths' constants are fitted to them.",
-    "N": f"NeMo-RL 0.6; constants {DATA['nemo']['constants']}; efficiency and weight syncs are fitted on eight of the"
-    " H100 rows. Those on GB200 are held out; one of their ratios is judged, where asynchrony loses.",
-}
+CONSTANTS = {name: DATA[name]["constants"] for name in ("verl", "nemo")}
+NOTES = {letter: note.format_map(CONSTANTS) for letter, note in DATA["notes"].items()}
 
 
 def told(checks: list[Check], letters: str) -> Findings:

@@ -1,14 +1,8 @@
-"""Published effects of routing by prefixes and of KV in host memory, beside their simulation.
+"""Published effects of routing by prefixes and of KV in host memory, beside their simulation: measured by llm-d with
+vLLM, Qwen3-32B on eight replicas of two H100s (docs/kv-tiers.md). Nothing is fitted.
 
-Both were measured by llm-d with vLLM, Qwen3-32B on 16 H100s: eight replicas of two.
-
-Routing (September 2025): 150 prefixes of 6,000 tokens, five users of each with questions of 1,200; stages of Poisson
-arrivals, from 3 to 60 requests a second, each sent when the one before has ended (the benchmark's profile and client);
-answers of 1,000; four settings of the endpoint picker (`gnomon.serving.routers.llmd`).
-
-Offloading: 45 prefixes of 30,000 (or 8,000) tokens, ten questions of 256 to each, answers of 1,024, 45 requests under
-way; 9,271 blocks of 16 tokens on the GPUs of a replica and 41,000 in its host's memory. 0.12 s to the first token of
-8,000 say that caches were warm; here all prompts are asked once before. Nothing is fitted in either.
+Stages of Poisson arrivals are sent when the one before has ended, as the benchmark's client does. KV blocks are as
+published; 0.12 s to the first token of 8,000 say that caches were warm: here all prompts are asked once before.
 """
 
 from collections.abc import Sequence
@@ -213,17 +207,12 @@ def told(rows: list[Row]) -> Findings:
          "error": f"{one.error:+z.0%}"}
         for one in found
     ]  # fmt: skip
-    return Findings(
-        records=rows,
-        rows=shown,
-        data={"rows": shown, "effects": ratios},
-        blocks=[
-            Table(shown, "Runs", "Tokens per second: of answers; for offloading of prompts, too."),
-            Table(ratios, "Effects on throughput"),
-            *lines(failures, "warning"),
-        ],
-        failures=failures,
-    )
+    blocks = [
+        Table(shown, "Runs", "Tokens per second: of answers; for offloading of prompts, too."),
+        Table(ratios, "Effects on throughput"),
+        *lines(failures, "warning"),
+    ]
+    return Findings(rows, shown, {"rows": shown, "effects": ratios}, blocks, failures)
 
 
 def _row(row: Row) -> dict[str, Any]:

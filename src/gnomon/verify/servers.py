@@ -1,9 +1,7 @@
-"""Measured vLLM servers of the ML.ENERGY leaderboard beside their simulation.
+"""Measured vLLM servers of the ML.ENERGY leaderboard beside their simulation (docs/servers.md).
 
-Every server was vLLM 0.11.1 on H100 or B200. Its client sent all requests at once and asked for temperature 0.8, top-p
-0.95 and a repetition penalty of 1.1; what it measured counts from when as many requests as the server takes had their
-first token to when no more than that many were left. Nothing is fitted to these servers. What a row does not say is
-taken alike for all: how long prompts were, and how much answers differ in length (`TASKS`).
+What was measured counts from when as many requests as the server takes had their first token to when no more than that
+many were left. What a row does not say is taken alike for all of a task (`TASKS`).
 """
 
 import math

@@ -1,9 +1,5 @@
-"""Load stages of vLLM 0.15 servers on H100, sent by inference-perf, beside their simulation.
-
-Requests of a stage come at exponential gaps, scaled so that all come within its duration (what that client calls
-constant load); they are ten questions behind each of ten shared beginnings, in turn, so that after the first hundred
-the prefix cache holds them. The client sends no temperature: the models' own generation_config counts.
-"""
+"""Load stages of vLLM 0.15 servers on H100, sent by inference-perf, beside their simulation (docs/servers.md). The
+client sends no temperature: the models' own generation_config counts."""
 
 import statistics
 from collections.abc import Sequence

@@ -69,13 +69,10 @@ def _one(runner: Runner, folder: Path, work: load.Workload, facts: dict[str, Any
     requests = make_requests(work, runner.shape.vocab_size, runner.config, options.seed)
     with Clocks() as clocks:
         served = serve(runner, requests)
+    sizes = runner.config.capture_sizes
     about = {
         "model": asdict(runner.shape),
-        "engine": {
-            **runner.config.as_dict(),
-            "num_kv_blocks": runner.num_blocks,
-            "capture_sizes": runner.config.capture_sizes,
-        },
+        "engine": {**asdict(runner.config), "num_kv_blocks": runner.num_blocks, "capture_sizes": sizes},
         "device_name": torch.cuda.get_device_name(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
         "duration_s": options.duration_s,

@@ -6,23 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Lengths:
-    """Log-normal prompt and output lengths: medians, spread (sigma of the logarithm), and caps."""
-
-    prompt_median: int
-    prompt_sigma: float
-    prompt_most: int
-    output_median: int
-    output_sigma: float
-    output_most: int
-
-
-MIXES = {
-    "chat": Lengths(160, 0.7, 1500, 180, 0.6, 800),
-    "write": Lengths(80, 0.7, 1000, 350, 0.5, 1000),
-    "summary": Lengths(900, 0.5, 3000, 80, 0.6, 300),
+Lengths = tuple[tuple[int, float, int], tuple[int, float, int]]
+"""Of prompts and of outputs, log-normal: median, spread (sigma of the logarithm), and cap."""
+MIXES: dict[str, Lengths] = {
+    "chat": ((160, 0.7, 1500), (180, 0.6, 800)),
+    "write": ((80, 0.7, 1000), (350, 0.5, 1000)),
+    "summary": ((900, 0.5, 3000), (80, 0.6, 300)),
 }
 """Shapes of load: prompts and outputs alike, short prompts with long outputs, long prompts with short answers."""
 
@@ -53,12 +42,6 @@ def poisson(mix: str, rate: float, duration_s: float, seed: int, *, ramp: bool =
 
 def draw(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
     """`count` prompt and output lengths."""
-
-    def one(median: int, sigma: float, most: int) -> list[int]:
-        drawn = median * np.exp(sigma * rng.standard_normal(count))
-        return np.clip(np.rint(drawn), 2, most).astype(int).tolist()
-
-    return (
-        one(lengths.prompt_median, lengths.prompt_sigma, lengths.prompt_most),
-        one(lengths.output_median, lengths.output_sigma, lengths.output_most),
-    )
+    sides = [(median * np.exp(sigma * rng.standard_normal(count)), most) for median, sigma, most in lengths]
+    prompts, outputs = (np.clip(np.rint(drawn), 2, most).astype(int).tolist() for drawn, most in sides)
+    return prompts, outputs

@@ -112,12 +112,8 @@ class Inputs:
         """Positions, and where in the cache each token's keys and values go."""
         host.positions[:tokens] = position
         host.row_slots[:tokens] = slot
-        host.slots[:tokens] = self._slots_of(slot, position)
-
-    def _slots_of(self, slot: Ints | int, position: Ints) -> Ints:
         block, offset = np.divmod(position, self._block_size)
-        slots: Ints = self.host_tables[slot, block] * self._block_size + offset
-        return slots
+        host.slots[:tokens] = self.host_tables[slot, block] * self._block_size + offset
 
 
 def _next_id(request: Request, batch_number: int) -> int:

@@ -41,18 +41,19 @@ def save(served: Served, folder: Path, facts: Mapping[str, Any]) -> None:
 
 def summary(served: Served) -> dict[str, float]:
     """The figures one looks at first; latencies in seconds."""
-    ttft = sorted(r.stamps[0] - r.arrived_s for r in served.requests)
-    e2e = sorted(r.stamps[-1] - r.arrived_s for r in served.requests)
-    tpot = sorted((r.stamps[-1] - r.stamps[0]) / (r.output_tokens - 1) for r in served.requests if r.output_tokens > 1)
+    several = [r for r in served.requests if r.output_tokens > 1]
+    latencies = {
+        "ttft": sorted(r.stamps[0] - r.arrived_s for r in served.requests),
+        "tpot": sorted((r.stamps[-1] - r.stamps[0]) / (r.output_tokens - 1) for r in several),
+        "e2e": sorted(r.stamps[-1] - r.arrived_s for r in served.requests),
+    }
     return {
         "num_requests": len(served.requests),
         "num_iterations": len(served.steps),
         "duration_s": served.steps[-1].end_s,
         "gpu_busy": sum(s.iteration.gpu_s for s in served.steps) / served.steps[-1].end_s,
         "mean_sequences": sum(s.iteration.sequences for s in served.steps) / len(served.steps),
-        **{f"ttft_{name}_s": value for name, value in _percentiles(ttft)},
-        **{f"tpot_{name}_s": value for name, value in _percentiles(tpot)},
-        **{f"e2e_{name}_s": value for name, value in _percentiles(e2e)},
+        **{f"{what}_{name}_s": value for what, some in latencies.items() for name, value in _percentiles(some)},
     }
 
 

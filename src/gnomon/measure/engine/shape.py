@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -81,6 +81,3 @@ class EngineConfig:
     @property
     def blocks_per_sequence(self) -> int:
         return -(-self.max_model_len // self.block_size)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)

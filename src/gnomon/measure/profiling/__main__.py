@@ -23,12 +23,12 @@ METHOD = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     if options.what == "collectives":
         return collectives.main(options)
+    given = {f.name: getattr(options, f.name) for f in fields(Limits) if getattr(options, f.name) is not None}
     try:
-        measure(options.what, Shapes.read(options.shapes), options.out, options.device_name, _limits(options))
+        measure(options.what, Shapes.read(options.shapes), options.out, options.device_name, Limits(**given))
     except RuntimeError as error:
         print(f"gnomon.measure.profiling: {error}", file=sys.stderr)
         return 2
@@ -81,11 +81,6 @@ def finish(
     verdict = quality.report(journal.rows, held_out)
     (out / "quality.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
     return verdict
-
-
-def _limits(options: argparse.Namespace) -> Limits:
-    given = {f.name: getattr(options, f.name) for f in fields(Limits) if getattr(options, f.name, None) is not None}
-    return Limits(**given)
 
 
 def _parser() -> argparse.ArgumentParser:

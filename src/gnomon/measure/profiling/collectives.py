@@ -102,8 +102,14 @@ def _rank(
 def _as_rank(
     rank: int, ranks: int, ranks_per_node: int, address: str, backend: str, wanted: Sequence[str], sizes: Sequence[int]
 ) -> Samples:
-    """Join the group that meets at `address`, and measure."""
-    dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=ranks)
+    """One rank of the group that meets at `address`."""
+    place = {"init_method": f"tcp://{address}", "rank": rank, "world_size": ranks}
+    return _in_group(wanted, sizes, ranks_per_node, backend, **place)
+
+
+def _in_group(wanted: Sequence[str], sizes: Sequence[int], ranks_per_node: int, backend: str, **place: Any) -> Samples:
+    """Join a group of ranks, and measure."""
+    dist.init_process_group(backend, **place)
     try:
         measured: Samples = {}
         for collective in wanted:
@@ -169,11 +175,8 @@ def torchrun_commands(num_nodes: int, ranks_per_node: int, arguments: Sequence[s
     ]
 
 
-def measure_on_node(
-    wanted: Sequence[str], workers: Sequence[int], sizes: Sequence[int] = SIZES, backend: str | None = None
-) -> Samples:
+def measure_on_node(wanted: Sequence[str], workers: Sequence[int], sizes: Sequence[int], backend: str) -> Samples:
     """Start groups of ranks on this node and measure; a group of one has nothing to send and is skipped."""
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     present = torch.cuda.device_count() if backend == "nccl" else os.cpu_count() or 1
     measured: Samples = {}
     for ranks in workers:
@@ -220,41 +223,33 @@ def main(options: argparse.Namespace) -> int:
                 words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
         print("\n".join(torchrun_commands(options.nodes, max(options.workers), words)))
         return 0
+    backend = options.backend or ("nccl" if torch.cuda.is_available() else "gloo")
     measured: Samples = {}
     try:
         if options.ray is not None:
-            backend = options.backend or ("nccl" if torch.cuda.is_available() else "gloo")
             for ranks in options.workers:
                 measured |= measure_on_ray(wanted, options.nodes, ranks, sizes, backend, options.ray)
         elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            alone = _under_torchrun(wanted, sizes, options.backend)
+            alone = _under_torchrun(wanted, sizes, backend)
             if alone is None:
                 return 0
             measured = alone
         else:
-            measured = measure_on_node(wanted, options.workers, sizes, options.backend)
+            measured = measure_on_node(wanted, options.workers, sizes, backend)
     except (RuntimeError, ImportError, ConnectionError) as error:
         print(f"gnomon.measure.profiling: {error}", file=sys.stderr)
         return 2
     old = bundle.read_rows(options.out) if (options.out / "manifest.json").exists() else {}
     rows = bundle.merge([old, {"collective": measured}])
-    about = {
-        "device": options.device_name, "node": options.node, **facts(), "method": "torch.distributed, median of 20",
-    }  # fmt: skip
-    bundle.write(options.out, rows, about)
+    about = {"device": options.device_name, "node": options.node, **facts()}
+    bundle.write(options.out, rows, about | {"method": "torch.distributed, median of 20"})
     return 0
 
 
-def _under_torchrun(wanted: Sequence[str], sizes: Sequence[int], backend: str | None) -> Samples | None:
+def _under_torchrun(wanted: Sequence[str], sizes: Sequence[int], backend: str) -> Samples | None:
     """Measure as one rank of a group that torchrun started; None on every rank but the first."""
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(backend)
-    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-    measured: Samples = {}
-    for collective in wanted:
-        measured |= measure_here(collective, sizes, ranks_per_node)
-    is_first = dist.get_rank() == 0
-    dist.destroy_process_group()
-    return measured if is_first else None
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    measured = _in_group(wanted, sizes, ranks_per_node, backend)
+    return measured if os.environ["RANK"] == "0" else None

@@ -49,6 +49,7 @@ def without_noise(rows: Rows) -> dict[str, dict[Key, tuple[float, float]]]:
 
 def report(rows: Rows, held_out: Sequence[tuple[str, Key, float]]) -> dict[str, object]:
     errors = [error for _, _, error in held_out]
+    worst = sorted(held_out, key=lambda one: -one[2])[:10]
     sums = additivity(rows)
     return {
         "files": [asdict(one) for one in assess(rows)],
@@ -57,7 +58,7 @@ def report(rows: Rows, held_out: Sequence[tuple[str, Key, float]]) -> dict[str, 
             "points": len(errors),
             "median": statistics.median(errors) if errors else None,
             "mean": statistics.fmean(errors) if errors else None,
-            "worst": [[file, list(key), round(error, 4)] for file, key, error in _worst(held_out)],
+            "worst": [[file, list(key), round(error, 4)] for file, key, error in worst],
         },
     }
 
@@ -71,10 +72,6 @@ def additivity(rows: Rows) -> list[float]:
         if all(parts):
             ratios.append(seconds / sum(part[0] for part in parts if part))
     return ratios
-
-
-def _worst(held_out: Sequence[tuple[str, Key, float]]) -> Iterable[tuple[str, Key, float]]:
-    return sorted(held_out, key=lambda one: -one[2])[:10]
 
 
 def _assess(file: str, measured: Mapping[Key, tuple[float, float]]) -> Quality:

@@ -156,14 +156,30 @@ class Session:
         progress = Progress("compute", total)
         for n, k in shapes.gemm:
             most = max(self.limits.points, len(gemm_tokens) + self.limits.held_out)
-            self._curve("gemm", (shapes.dtype,), (n, k), gemm_tokens, self._gemm(n, k), progress, most)
+            self._curve(
+                "gemm",
+                (shapes.dtype,),
+                (n, k),
+                gemm_tokens,
+                partial(operators.gemm, self.pool, n=n, k=k),
+                progress,
+                most,
+            )
             self.pool.release()
         for n, k in shapes.head:
-            self._curve("gemm", (shapes.dtype,), (n, k), sequences, self._gemm(n, k), progress, len(sequences) + 6)
+            self._curve(
+                "gemm",
+                (shapes.dtype,),
+                (n, k),
+                sequences,
+                partial(operators.gemm, self.pool, n=n, k=k),
+                progress,
+                len(sequences) + 6,
+            )
             self.pool.release()
         for operator, width in shapes.elementwise:
             sizes = sequences if operator == "sampler" else tokens
-            build = self._elementwise(operator, width, shapes.head_dim)
+            build = partial(operators.elementwise, self.pool, operator, width=width, head_dim=shapes.head_dim)
             self._curve("elementwise", (shapes.dtype, operator), (width,), sizes, build, progress, len(sizes) + 4)
         self.pool.release()
         for shape in shapes.moe:
@@ -267,12 +283,6 @@ class Session:
             self.journal.add(file, key, seconds, timing.spread)
         progress.step(f"{file} {' '.join(map(str, key))}")
         return seconds
-
-    def _gemm(self, n: int, k: int) -> Callable[[int], tuple[Call, float]]:
-        return lambda m: operators.gemm(self.pool, m, n, k)
-
-    def _elementwise(self, operator: str, width: int, head_dim: int) -> Callable[[int], tuple[Call, float]]:
-        return lambda tokens: operators.elementwise(self.pool, operator, tokens, width, head_dim)
 
 
 def _is_of(key: Key, before: Key, after: Key) -> bool:

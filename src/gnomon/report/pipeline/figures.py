@@ -37,14 +37,9 @@ GAP = 0.12
 
 
 def step_figure(
-    run: Run,
-    *,
-    view: View = "single_channel",
-    show_throttling: bool = False,
-    show_completion_time: bool = False,
-    memory: list[Curve] | None = None,
-    memory_unit: str = "micro-batches",
-) -> Figure:
+    run: Run, *, view: View = "single_channel", show_throttling: bool = False, show_completion_time: bool = False,
+    memory: list[Curve] | None = None, memory_unit: str = "micro-batches",
+) -> Figure:  # fmt: skip
     """The Gantt chart, with memory and the use of links below. `memory` replaces the count of activations."""
     lanes = drawn_together(timeline(run, view), run.total_time)
     traces = [_bars(lanes, kind, show_throttling) for kind in lanes.kinds]
@@ -122,27 +117,18 @@ def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> Figure:
     is_pass = bool(bars) and lanes.lanes[bars[0].lane].name == "compute"
     outline = ["#B00020" if show_throttling and bar.throttled else "#FFFFFF" for bar in bars]
     edge = 0.6 if len(lanes.bars) < DENSE else 0.0  # Where bars are as thin as their edges, nothing else would be seen.
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": NAMES[kind],
-        "x": [bar.end - bar.start for bar in bars],
+    drawn = look.bars([bar.end - bar.start for bar in bars], centre, COLOURS[kind], name=NAMES[kind])
+    line = {"color": outline, "width": [2.0 if c != "#FFFFFF" else edge for c in outline]}
+    return drawn | {
         "base": [bar.start for bar in bars],
-        "y": centre,
         "width": [max(height * (bar.high - bar.low), 0.04) for bar in bars],
-        "marker": {
-            "color": COLOURS[kind],
-            "line": {"color": outline, "width": [2.0 if c != "#FFFFFF" else edge for c in outline]},
-        },
+        "marker": {"color": COLOURS[kind], "line": line},
         "text": [bar.text for bar in bars] if is_pass or len(bars) < 400 else None,
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "constraintext": "both",
+        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "both",
         "textfont": {"size": 11, "color": "#FFFFFF" if is_pass else "#22303C"},
         "hovertext": [bar.hover + ("<br><b>on the critical path</b>" if bar.critical else "") for bar in bars],
         "hoverinfo": "text",
-    }
+    }  # fmt: skip
 
 
 def _steps(curve: Curve, end: float, axis: str, colour: str, hover: str) -> Figure:

@@ -182,14 +182,8 @@ def distributions_figure(title: str, values: Mapping[str, Floats]) -> Figure:
     )  # fmt: skip
 
 
-COLUMNS = {
-    "E2E mean": "e2e_mean_s",
-    "E2E P50": "e2e_p50_s",
-    "E2E P99": "e2e_p99_s",
-    "TTFT mean": "ttft_mean_s",
-    "TTFT P50": "ttft_p50_s",
-    "TTFT P99": "ttft_p99_s",
-}
+STATISTICS = {"mean": "mean", "P50": "p50", "P99": "p99"}
+COLUMNS = {f"{m.upper()} {words}": f"{m}_{s}_s" for m in ("e2e", "ttft") for words, s in STATISTICS.items()}
 
 
 GOAL_NOTE = (

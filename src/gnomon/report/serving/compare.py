@@ -59,19 +59,16 @@ def view(result: Any) -> View:
     )  # fmt: skip
 
 
+def _as_data(one: Difference) -> dict[str, Any]:
+    return asdict(one) | {"difference": one.difference, "relative": one.relative}
+
+
 def _difference_rows(differences: Differences) -> list[dict[str, Any]]:
-    return [
-        {"variant": name, **asdict(one), "difference": one.difference, "relative": one.relative}
-        for name, found in differences.items()
-        for one in found
-    ]
+    return [{"variant": name, **_as_data(one)} for name, found in differences.items() for one in found]
 
 
 def data(result: Any) -> dict[str, Any]:
-    rows = {
-        name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
-        for name, differences in result.differences.items()
-    }
+    rows = {name: [_as_data(one) for one in differences] for name, differences in result.differences.items()}
     summaries = {
         name: summary.to_dict() | {"intervals": as_data(result.intervals[name])}
         for name, summary in result.summary.items()
@@ -144,11 +141,8 @@ def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, In
     shown = {name: {"moved": f"{count:,}"} if any(moved.values()) else {} for name, count in moved.items()}
     tables = [Table([variant_row(name, one) | shown[name] for name, one in summaries.items()])]
     if any(intervals.values()):
-        places = {
-            "TTFT P99": "latency.ttft_s.p99",
-            "TPOT mean": "latency.tpot_s.mean",
-            "E2E mean": "latency.e2e_s.mean",
-        }
+        places = {"TTFT P99": "ttft_s.p99", "TPOT mean": "tpot_s.mean", "E2E mean": "e2e_s.mean"}
+        places = {name: f"latency.{place}" for name, place in places.items()}
         rows = [
             {"variant": variant, **{name: words(one[at]) if at in one else None for name, at in places.items()}}
             for variant, one in intervals.items()

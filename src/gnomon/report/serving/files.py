@@ -45,17 +45,9 @@ from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
 STATUS = {
-    NOT_ARRIVED: "not_arrived",
-    WAITING: "waiting",
-    RUNNING: "running",
-    IN_FLIGHT: "running",
-    FINISHED: "finished",
-    REJECTED: "rejected",
-    SHED: "shed",
-    PARKED: "waiting",
-    MOVING: "moving",
-    ABANDONED: "abandoned",
-}
+    NOT_ARRIVED: "not_arrived", WAITING: "waiting", PARKED: "waiting", RUNNING: "running", IN_FLIGHT: "running",
+    MOVING: "moving", FINISHED: "finished", REJECTED: "rejected", SHED: "shed", ABANDONED: "abandoned",
+}  # fmt: skip
 
 
 def request_frame(run: Run) -> pl.DataFrame:
@@ -115,7 +107,7 @@ def view(result: Any) -> View:
               "operators_over_time": operators_over_time, **({"fleet": fleet_frame} if run.fleet else {})}  # fmt: skip
     return View(
         words.title(run.scenario), partial(_text, result), partial(_data, result),
-        {name: partial(make, run) for name, make in frames.items()}, 
+        {name: partial(make, run) for name, make in frames.items()},
         lambda: figures.drawers(run, result.summary),
     )  # fmt: skip
 
@@ -136,13 +128,9 @@ def _data(result: Any) -> dict[str, Any]:
 
 
 def write_run(
-    run: Run,
-    summary: Summary,
-    folder: str | Path,
-    extras: tuple[str, ...] = (),
-    room: Headroom | None = None,
+    run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = (), room: Headroom | None = None,
     intervals: Intervals | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write everything about a run into `folder`, made if missing; a run that was there before is replaced whole."""
     intervals = intervals or {}
     frames = {"requests": request_frame(run), "iterations": iteration_frame(run)}

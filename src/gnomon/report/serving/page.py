@@ -37,13 +37,9 @@ SECTIONS, LINKED, TERMS = WORDS["sections"], WORDS["linked"], WORDS["terms"]
 
 
 def write_report(
-    run: Run,
-    summary: Summary,
-    path: str | Path,
-    room: Headroom | None = None,
-    files: Sequence[str] = (),
+    run: Run, summary: Summary, path: str | Path, room: Headroom | None = None, files: Sequence[str] = (),
     intervals: Intervals | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     drawn = drawers(run, summary)
     latency = {name: drawn[name] for name in ("ttft", "tbt", "tpot", "e2e")}
     if room is not None and room.curve.loads:

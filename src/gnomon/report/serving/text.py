@@ -42,12 +42,9 @@ DETAIL = re.compile(r"[a-z_]+(:| has no | is extrapolated )")
 
 
 def summary_blocks(
-    scenario: Scenario,
-    summary: Summary,
-    room: Headroom | None = None,
-    intervals: Intervals | None = None,
+    scenario: Scenario, summary: Summary, room: Headroom | None = None, intervals: Intervals | None = None,
     spread: float | None = None,
-) -> list[Block]:
+) -> list[Block]:  # fmt: skip
     """A run in lines and tables: latencies, the other figures, replicas, warnings and notes. `spread`: standard
     deviation of the timing source's error, where it is known."""
     blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])

@@ -60,12 +60,9 @@ def predict(server: Server) -> Prediction:
 
 
 def score(
-    chosen: Iterable[Server],
-    *,
-    jobs: int | None = None,
-    ray: str | None = None,
+    chosen: Iterable[Server], *, jobs: int | None = None, ray: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[Scored]:
+) -> list[Scored]:  # fmt: skip
     """Predict every server. Those of one configuration share a simulation; what is known already is not repeated."""
     chosen = list(chosen)
     known = _Kept.of_this_version()
