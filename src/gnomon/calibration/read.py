@@ -176,8 +176,9 @@ Part: TypeAlias = Steps | Stamps | Counters
 
 
 def _told(name: str, part: Part) -> Log:
-    kinds = {Steps: "steps", Stamps: "stamps", Counters: "counters"}
-    return Log(name, **{kinds[type(part)]: part})
+    if isinstance(part, Steps):
+        return Log(name, steps=part)
+    return Log(name, stamps=part) if isinstance(part, Stamps) else Log(name, counters=part)
 
 
 def _read_file(path: Path) -> Part:

@@ -97,8 +97,8 @@ def _runs(runs: list[Any], path: Path) -> Iterator[Check]:
         result = simulate(study, record=False)
         yield Check(f"run {number}: total_time", expected, result.total_time, RUN_TOLERANCE)
         if "throttled" in run:
-            told = ("; ".join(sorted(map(str, some))) or "none" for some in (run["throttled"], result.throttled))
-            yield Check(f"run {number}: throttled", *told)
+            said, ours = ("; ".join(sorted(map(str, some))) or "none" for some in (run["throttled"], result.throttled))
+            yield Check(f"run {number}: throttled", said, ours)
 
 
 def _study(run: dict[str, Any]) -> Study:

@@ -378,7 +378,7 @@ def prove(
 
 
 def told(found: list[Comparison]) -> Findings:
-    blocks = [block for one in found for block in (Line(_head(one)), Table(_table(one)))]
+    blocks: list[Block] = [block for one in found for block in (Line(_head(one)), Table(_table(one)))]
     runs = [_as_data(one) for one in found]
     return Findings(
         records=found, rows=[{"run": run["run"], **row} for run in runs for row in run["errors"]], data={"runs": runs},
