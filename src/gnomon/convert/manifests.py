@@ -12,13 +12,16 @@ import yaml
 
 from gnomon import catalog
 from gnomon.convert.commands import ENGINES, server_command, sglang_flags, vllm_flags
+from gnomon.convert.options import DATA
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.text import own_yaml
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
 
 IMAGES = {"vllm": "vllm/vllm-openai:TAG", "sglang": "lmsysorg/sglang:TAG"}
 """Which version is deployed is not the simulator's to say: TAG is left to fill in."""
 PORT = 8000
+TEMPLATES: dict[str, Any] = own_yaml(DATA / "manifests.yaml")
 
 
 @dataclass(frozen=True)
@@ -83,47 +86,33 @@ def _labels(name: str, pool: Pool) -> dict[str, str]:
     return {"app": name} | ({} if pool.role == "both" else {"llm-d.ai/role": pool.role})
 
 
+def _filled(template: Any, values: dict[str, Any]) -> Any:
+    """A part of `manifests.yaml` with what its words after $ stand for."""
+    if isinstance(template, dict):
+        return {key: _filled(one, values) for key, one in template.items()}
+    if isinstance(template, list):
+        return [_filled(one, values) for one in template]
+    return values[template[1:]] if isinstance(template, str) and template.startswith("$") else template
+
+
 def _deployment(name: str, pool: Pool, words: list[str], engine: str) -> dict[str, Any]:
-    container = {
-        "name": "server", "image": IMAGES[engine], "command": [words[0]], "args": words[1:],
-        "ports": [{"name": "http", "containerPort": PORT}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 360, "periodSeconds": 5},
-        "resources": {"limits": {"nvidia.com/gpu": str(pool.replica.num_gpus)}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }  # fmt: skip
-    pod = {"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
-    labels = _labels(name, pool)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "replicas": pool.num_replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    labels, gpus = _labels(name, pool), str(pool.replica.num_gpus)
+    server = {"image": IMAGES[engine], "command": [words[0]], "args": words[1:], "port": PORT, "gpus": gpus}
+    made: dict[str, Any] = _filled(
+        TEMPLATES["deployment"], server | {"name": name, "labels": labels, "replicas": pool.num_replicas}
+    )
+    return made
 
 
-def _autoscaler(scenario: Scenario, name: str, engine: str) -> dict[str, Any] | None:
+def _autoscaler(scenario: Scenario, name: str, engine: str) -> list[Any]:
     """A HorizontalPodAutoscaler on the queue, with the limits of the fleet that was simulated."""
     fleet = scenario.fleet
     if fleet is None or fleet.controller.name == "fixed":
-        return None
+        return []
+    limits = {"least": max(1, fleet.min_replicas), "most": fleet.max_replicas or max(1, scenario.num_replicas)}
     metric = {"vllm": "vllm:num_requests_waiting", "sglang": "sglang:num_queue_reqs"}[engine]
-    target = fleet.controller.options.get("target", 1.0)
-    pods = {"metric": {"name": metric}, "target": {"type": "AverageValue", "averageValue": f"{target:g}"}}
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": name},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-            "minReplicas": max(1, fleet.min_replicas),
-            "maxReplicas": fleet.max_replicas or max(1, scenario.num_replicas),
-            "metrics": [{"type": "Pods", "pods": pods}],
-        },
-    }
+    target = f"{fleet.controller.options.get('target', 1.0):g}"
+    return [_filled(TEMPLATES["autoscaler"], limits | {"name": name, "metric": metric, "target": target})]
 
 
 def _text(documents: list[dict[str, Any]], left: list[str]) -> str:
@@ -139,11 +128,8 @@ class _WithoutAliases(yaml.SafeDumper):
 def _kubernetes(scenario: Scenario, engine: str) -> Manifest:
     left, documents = _left(scenario, "kubernetes"), []
     for name, pool, words in _servers(scenario, engine):
-        documents.append(_deployment(name, pool, words, engine))
-        spec = {"selector": _labels(name, pool), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
-        documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec})
-        scaler = _autoscaler(scenario, name, engine)
-        documents += [scaler] if scaler else []
+        service = _filled(TEMPLATES["service"], {"name": name, "labels": _labels(name, pool), "port": PORT})
+        documents += [_deployment(name, pool, words, engine), service, *_autoscaler(scenario, name, engine)]
     return Manifest({"deployment.yaml": _text(documents, left)}, left)
 
 
@@ -156,15 +142,10 @@ def _llmd(scenario: Scenario, engine: str) -> Manifest:
         made = _deployment(name, pool, words, engine)
         for part in (made["metadata"], made["spec"]["template"]["metadata"]):
             part["labels"] = part["labels"] | {"llm-d.ai/model": pool_name, "llm-d.ai/inferenceServing": "true"}
-        scaler = _autoscaler(scenario, name, engine)
-        files[f"{name}.yaml"] = _text([made, *([scaler] if scaler else [])], left)
-    gateway = {"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": pool_name},
-            "spec": {"selector": {"matchLabels": {"llm-d.ai/model": pool_name}},
-                     "targetPorts": [{"number": PORT}], "endpointPickerRef": {"name": f"{pool_name}-epp",
-                                                                             "port": {"number": 9002}}}}  # fmt: skip
-    files["inferencepool.yaml"] = _text([gateway], [])
-    listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": sorted(files)}
-    files["kustomization.yaml"] = _text([listed], [])
+        files[f"{name}.yaml"] = _text([made, *_autoscaler(scenario, name, engine)], left)
+    gateway = {"name": pool_name, "picker": f"{pool_name}-epp", "port": PORT}
+    files["inferencepool.yaml"] = _text([_filled(TEMPLATES["pool"], gateway)], [])
+    files["kustomization.yaml"] = _text([_filled(TEMPLATES["kustomization"], {"files": sorted(files)})], [])
     return Manifest(files, left)
 
 
@@ -173,14 +154,12 @@ def _compose(scenario: Scenario, engine: str) -> Manifest:
     left, taken = _left(scenario, "compose"), 0
     for name, pool, words in _servers(scenario, engine):
         for number in range(pool.num_replicas):  # A count would be the machine's first GPUs for each of them.
-            ids = [str(taken + one) for one in range(pool.replica.num_gpus)]
+            ids = [str(taken + gpu) for gpu in range(pool.replica.num_gpus)]
             taken += len(ids)
-            gpus = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
-            services[f"{name}-{number}" if pool.num_replicas > 1 else name] = {
-                "image": IMAGES[engine], "entrypoint": [words[0]], "command": words[1:], "ipc": "host",
-                "ports": [f"{PORT + len(services)}:{PORT}"],
-                "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
-            }  # fmt: skip
+            server = {"image": IMAGES[engine], "command": [words[0]], "args": words[1:], "gpus": ids}
+            ports = f"{PORT + len(services)}:{PORT}"
+            one = f"{name}-{number}" if pool.num_replicas > 1 else name
+            services[one] = _filled(TEMPLATES["compose"], server | {"ports": ports})
     if taken > 1:
         left.append(f"several machines: all {taken} GPUs are those of one.")
     return Manifest({"compose.yaml": _text([{"services": services}], left)}, left)

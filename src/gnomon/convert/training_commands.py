@@ -13,6 +13,8 @@ from gnomon.training.stages import stages_of
 
 MEGATRON: dict[str, dict[str, Any]] = own_yaml(DATA / "megatron.yaml")
 SIZES, SHAPE, EXCHANGES, STRATEGIES = (MEGATRON[name] for name in ("sizes", "shape", "exchanges", "strategies"))
+DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel",
+           "virtual_stages")  # fmt: skip
 STAGES = ("num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout")
 """Other ways to say how many virtual stages there are."""
 WORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
@@ -35,16 +37,8 @@ WORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
 def megatron_command(config: TrainConfig) -> str:
     """The flags of Megatron-LM that lay a step out like this."""
     c = config
-    degrees = {
-        "tensor-model-parallel-size": c.tensor_parallel,
-        "pipeline-model-parallel-size": c.pipeline_parallel,
-        "context-parallel-size": c.context_parallel,
-        "expert-model-parallel-size": c.expert_parallel,
-        "expert-tensor-parallel-size": c.expert_tensor_parallel,
-    }
-    words = [f"--{name} {size}" for name, size in degrees.items() if size > 1]
-    if c.virtual_stages > 1:
-        words.append(f"--num-virtual-stages-per-pipeline-rank {c.virtual_stages}")
+    degrees = {name: getattr(c, field) for name, field in SIZES.items() if field in DEGREES}
+    words = [f"--{name.replace('_', '-')} {size}" for name, size in degrees.items() if size > 1]
     if (c.shape.num_layers + 2) % c.num_stages and c.shape.num_layers % c.num_stages:
         stages = ["t" * stage.num_layers for stage in stages_of(c.shape, c.num_stages)]
         words.append(f'--pipeline-model-parallel-layout "E{"|".join(stages)}L"')
