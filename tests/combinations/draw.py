@@ -26,6 +26,7 @@ from combinations.traces import draw_trace
 from gnomon import catalog
 from gnomon.core.config import Choice, submodels
 from gnomon.core.registry import Registry
+from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.acceptance import acceptance_names
 from gnomon.serving.scenario.engine_presets import engine_names
@@ -200,6 +201,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "TimingConfig.source": lambda: ["roofline", *["table"] * 7],
     "TimingConfig.dtype": lambda: ["auto", "bf16", "fp8"],
     "ClassConfig.name": lambda: ["a class"],
+    "Stages.classes": lambda: ["a class"],
 }
 """Texts that are names of something, but of no registry."""
 
@@ -329,6 +331,8 @@ class Drawer:
                 timing.pop("free", None)
             else:
                 timing.pop("table", None)
+        if "fleet" in data:
+            self._tidy_roles(data, data["fleet"])
         if "pools" in data:
             data.pop("num_replicas", None)
         replicas = [data["replica"], *(pool.get("replica", {}) for pool in data.get("pools", []))]
@@ -364,6 +368,22 @@ class Drawer:
             one["name"] = f"class {number}"
             if "lengths" in one:
                 one["lengths"] = self._drawn_lengths(one["lengths"])
+        if "classes" in workload.get("arrivals", {}):
+            names = [one["name"] for one in workload.get("classes", [])]
+            stages = workload["arrivals"]["stages"]
+            workload["arrivals"]["classes"] = [self.chance.choice(names) for _ in stages if names]
+
+    def _tidy_roles(self, data: Data, fleet: Data) -> None:
+        """Replicas that change roles need two pools alike, and nothing that starts by itself."""
+        name = fleet.get("controller", {}).get("name")
+        if CONTROLLERS[name].shares if name else "switch_s" in fleet and "pools" in data:
+            one = {key: value for key, value in data.get("pools", [{}])[0].items() if key != "role"}
+            data["pools"] = [{**one, "role": role} for role in ("prefill", "decode")]
+            data["slo"] = {"ttft_s": 1.0, "tpot_s": 0.05, **data.get("slo", {})}
+            fleet["switch_s"] = fleet.get("switch_s", 0.0)
+            fleet["events"] = [event for event in fleet.get("events", []) if event["what"] != "start"]
+        else:
+            fleet.pop("switch_s", None)
 
     def _tidy_trace(self, workload: Data) -> None:
         """Arrivals, lengths or both come from the trace."""

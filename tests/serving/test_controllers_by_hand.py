@@ -21,8 +21,10 @@ def view(name: str, options: dict[str, float] | None = None, **changes: Any) -> 
     """What a controller sees: two replicas that are up, of at most ten."""
     seen: dict[str, Any] = {
         "now_s": 100.0, "interval_s": 10.0, "ready": 2, "starting": 0, "draining": 0, "desired": 2, "min_replicas": 0,
-        "max_replicas": 10, "arrival_rate": 4.0, "waiting": 0, "running": 0, "utilization": 0.5, "kv_use": 0.1,
-        "slo_met": None, "cold_start_s": 20.0, "mtbf_s": None, "pool_rates": {1: 2.0}, "steps": (), "memory": {},
+        "max_replicas": 10, "arrival_rate": 4.0, "waiting": 0, "running": 0, "output_rate": 0.0,
+        "utilization": 0.5, "kv_use": 0.1,
+        "slo_met": None, "slo": SloConfig(), "cold_start_s": 20.0, "mtbf_s": None, "pool_rates": {1: 2.0},
+        "steps": (), "memory": {},
     }  # fmt: skip
     return View(**{**seen, **changes, "options": {**CONTROLLERS[name].options, **(options or {})}})
 
@@ -44,13 +46,15 @@ def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -
             ("profiles",),
         ),
         ("oracle", {"goal": 0.99, "pieces": 24.0, "runs": 150.0}, ("sees_future",)),
+        ("arrow", {}, ("shares",)),
+        ("load_planner", {"queue_up": 5.0, "queue_down": 0.2, "kv_up": 0.9, "kv_down": 0.5}, ("shares",)),
     ],
 )
 def test_what_controllers_are_told_and_may_be_told(name: str, options: Any, traits: tuple[str, ...]) -> None:
     """A controller knows no more than it asks for."""
     spec = CONTROLLERS[name]
     assert dict(spec.options) == options
-    assert tuple(one for one in ("profiles", "sees_future", "needs_steps") if getattr(spec, one)) == traits
+    assert tuple(one for one in ("profiles", "sees_future", "needs_steps", "shares") if getattr(spec, one)) == traits
     alone = ControllerSpec(name, spec.decide)
     assert (alone.options, alone.profiles, alone.sees_future, alone.needs_steps) == ({}, False, False, False)
 
@@ -395,3 +399,83 @@ def test_classes_have_their_own_slo_and_who_was_rejected_meets_none() -> None:
     check = slo_check(SloConfig(ttft_s=0.1), classes, found)  # type: ignore[arg-type]
     assert check is not None and check(np.arange(3)).tolist() == [1.0, 0.0, 0.0]
     assert slo_check(SloConfig(), NOBODY, found) is None  # type: ignore[arg-type]
+
+
+# Controllers of two pools that share their replicas: how many of four prefill, where two do.
+
+LIMITS = SloConfig(ttft_s=1.0, tpot_s=0.05)
+
+
+def divided(name: str, prefill: dict[str, Any], decode: dict[str, Any], memory: dict[str, Any] | None = None) -> int:
+    """`before`: requests that were there ten seconds ago; `token_s`: seconds a token of the 20 that run."""
+    known = {"slo": LIMITS, "memory": {"before": 0} if memory is None else memory}
+    given = {"running": 20, "output_rate": 20 / decode.pop("token_s", 0.01)}
+    return CONTROLLERS[name].decide(view(name, **{**known, **prefill}), view(name, **{**known, **given, **decode}))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "wanted"),
+    [
+        # Three are there after ten seconds in which four a second came: 3 / (4 - 0.3) = 0.8 s, within 1 s.
+        ({"waiting": 3}, {}, 2),
+        ({"waiting": 4}, {}, 3),  # 4 / 3.6 = 1.1 s.
+        ({"waiting": 4}, {"token_s": 0.024}, 3),  # A replica less has half as much again: 0.024 < 0.05 / 2.
+        ({"waiting": 4}, {"token_s": 0.026}, 2),
+        ({"waiting": 4}, {"ready": 1}, 2),  # The only one is not taken.
+        ({"waiting": 1}, {"token_s": 0.06}, 1),  # 1 / 3.9 = 0.26 s: half of 1 s is enough.
+        ({"waiting": 3}, {"token_s": 0.06}, 2),  # 0.8 s: not with one less.
+        ({"waiting": 3}, {"token_s": 0.06, "ready": 1}, 1),  # Fewer decode than prefill.
+        ({"waiting": 4}, {"draining": 1}, 2),  # One is on its way.
+        ({"waiting": 4, "starting": 1}, {}, 2),
+        ({"waiting": 4, "ready": 0}, {}, 2),
+    ],
+)
+def test_arrow(prefill: dict[str, Any], decode: dict[str, Any], wanted: int) -> None:
+    assert divided("arrow", prefill, dict(decode)) == wanted
+
+
+def test_arrow_counts_what_left_of_late() -> None:
+    """Four a second come, and ten are there as ten seconds ago: 10 / 4 s. Twenty fewer than then: 10 / 6 s."""
+    memory: dict[str, Any] = {"before": 10}
+    assert divided("arrow", {"running": 10, "slo": SloConfig(ttft_s=2.4, tpot_s=0.05)}, {}, memory) == 3
+    assert divided("arrow", {"running": 10, "slo": SloConfig(ttft_s=2.6, tpot_s=0.05)}, {}, memory) == 2
+    memory["before"] = 30
+    assert divided("arrow", {"running": 10, "slo": SloConfig(ttft_s=1.7, tpot_s=0.05)}, {}, memory) == 2
+    assert memory == {"before": 10}
+
+
+@pytest.mark.parametrize("slo", [SloConfig(ttft_s=1.0), SloConfig(tpot_s=1.0)])
+def test_arrow_needs_limits_of_both_roles(slo: SloConfig) -> None:
+    with pytest.raises(ConfigError, match="arrow holds both roles against limits"):
+        divided("arrow", {"slo": slo}, {})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "wanted"),
+    [
+        ({"waiting": 5}, {"kv_use": 0.4}, 2),  # Above 5.
+        ({"waiting": 6}, {"kv_use": 0.4}, 3),
+        ({"waiting": 6}, {"kv_use": 0.5}, 2),  # Below 0.5.
+        ({"waiting": 6}, {"kv_use": 0.4, "waiting": 12}, 2),  # 0.4 + 0.02 x 12 / 2.
+        ({"waiting": 0}, {"kv_use": 0.91}, 1),
+        ({"waiting": 0}, {"kv_use": 0.9}, 2),
+        ({"waiting": 1}, {"kv_use": 0.95}, 2),  # Below 0.2.
+        ({"waiting": 6}, {"kv_use": 0.4, "starting": 1}, 2),
+        ({"waiting": 6, "draining": 1}, {"kv_use": 0.4}, 2),
+    ],
+)
+def test_load_planner(prefill: dict[str, Any], decode: dict[str, Any], wanted: int) -> None:
+    assert divided("load_planner", prefill, dict(decode), {}) == wanted
+
+
+def test_load_planner_waits_for_a_queue_that_goes_by_itself() -> None:
+    """10 after 12: 10 + 3 x -2 = 4, and 5 are too many."""
+    assert divided("load_planner", {"waiting": 10}, {}, {"queue": 11}) == 3
+    assert divided("load_planner", {"waiting": 10}, {}, {"queue": 12}) == 2
+
+
+def test_load_planner_leaves_a_new_decode_replica_alone_for_three_decisions() -> None:
+    memory: dict[str, Any] = {}
+    assert divided("load_planner", {}, {"kv_use": 0.95}, memory) == 1
+    queue: dict[str, Any] = {"waiting": 9}
+    assert [divided("load_planner", queue, {}, memory) for _ in range(4)] == [2, 2, 2, 3]

@@ -253,7 +253,8 @@ def test_gpu_hours_are_what_replicas_were_paid_for() -> None:
 def view(**known: Any) -> View:
     base: dict[str, Any] = {
         "now_s": 1000.0, "interval_s": 30.0, "ready": 4, "starting": 0, "draining": 0, "desired": 4, "min_replicas": 1,
-        "max_replicas": 100, "arrival_rate": 10.0, "waiting": 0, "running": 0, "utilization": 0.7, "kv_use": 0.1,
+        "max_replicas": 100, "arrival_rate": 10.0, "waiting": 0, "running": 0, "output_rate": 0.0,
+        "slo": SloConfig(), "utilization": 0.7, "kv_use": 0.1,
         "slo_met": None, "cold_start_s": 60.0, "mtbf_s": None, "pool_rates": {1: 2.0}, "steps": (), "memory": {},
     }  # fmt: skip
     name = known.pop("name")

@@ -507,7 +507,7 @@ def test_the_idlest_replicas_drain_first_and_starting_ones_before_them() -> None
     drained: list[int] = []
     manager: Any = Bag(
         replicas=states, pools=[Bag(desired=2)], traffic=Bag(cluster=cluster),
-        lives=Bag(drain=lambda i, _: drained.append(i), start=lambda i, _: drained.append(-i)),
+        lives=Bag(drain=lambda i, _: drained.append(i), start=lambda i, _: drained.append(-i)), most=None,
     )  # fmt: skip
     manager._outstanding = lambda i: Manager._outstanding(manager, i)
     Manager._reconcile(manager, 0, 1.0)
@@ -527,7 +527,7 @@ def test_starting_replicas_drain_from_the_last_on() -> None:
     drained: list[int] = []
     manager: Any = Bag(
         replicas=members(UP, STARTING, STARTING, STARTING), pools=[Bag(desired=1)], traffic=Bag(cluster=None),
-        lives=Bag(drain=lambda i, _: drained.append(i)), _outstanding=lambda i: 0,
+        lives=Bag(drain=lambda i, _: drained.append(i)), _outstanding=lambda i: 0, most=None,
     )  # fmt: skip
     Manager._reconcile(manager, 0, 1.0)
     assert drained == [3, 2, 1]
@@ -540,7 +540,7 @@ def test_every_fifty_failures_of_each_replica_somebody_looks_whether_anything_is
     looked: list[int] = []
     lives: Any = Bag(
         config=Bag(failures=FailureConfig()), replicas=members(UP, UP), failures=0, interruptions=0,
-        agenda=Agenda(new_calendar(2, 512)), _noticed=None,
+        agenda=Agenda(new_calendar(2, 512)), _noticed=None, moving=set(),
         traffic=Bag(cluster=arrays(1, replicas=2), env=_env(arrays(1, replicas=2))),
     )  # fmt: skip
     lives._check_progress = lambda now_s: looked.append(lives.failures)

@@ -280,7 +280,7 @@ def _managed(**changes: Any) -> tuple[Any, list[Any]]:
         traffic=Bag(
             admit=tells("admit"), send_stranded=tells("stranded"), ended_since=lambda: np.arange(2), goes_on=True
         ),
-        _tick=tells("tick"), _reconcile=tells("reconcile"), _goes_on=lambda: True,
+        _tick=tells("tick"), _reconcile=tells("reconcile"), _goes_on=lambda: True, most=None, spec=Bag(shares=False),
         config=Bag(controller=Bag(interval_s=2.5)), pools=[Bag(desired=2, decisions=[]), Bag(desired=3, decisions=[])],
     )  # fmt: skip
     for name, value in changes.items():

@@ -378,3 +378,23 @@ def test_normal_lengths_stay_within_their_bounds():
     assert abs(drawn.prompt_tokens.mean() - 100) < 1.5 and set(drawn.output_tokens) == {10}
     with pytest.raises(ConfigError, match="is empty"):
         build(WorkloadConfig, {"lengths": config | {"output": [10, 1, 20, 5]}})
+
+
+TWO_KINDS = [
+    {"name": "long", "lengths": {"distribution": "fixed", "prompt": 900, "output": 10}},
+    {"name": "short", "lengths": {"distribution": "fixed", "prompt": 90, "output": 100}},
+]
+
+
+def test_stages_have_the_class_that_is_named():
+    arrivals = {"process": "stages", "stages": [[4, 5], [2, 5], [1, 5]], "classes": ["short", "long", "short"]}
+    requests = generate(workload(arrivals=arrivals, classes=TWO_KINDS), 0)
+    assert requests.user_class.tolist() == [1] * 20 + [0] * 10 + [1] * 5
+    assert requests.prompt_tokens.tolist() == [90] * 20 + [900] * 10 + [90] * 5
+
+
+@pytest.mark.parametrize("named", [["long"], ["long", "other"], ["long", "short", "short"]])
+def test_stages_name_a_class_each(named):
+    arrivals = {"process": "stages", "stages": [[4, 5], [2, 5]], "classes": named}
+    with pytest.raises(GnomonError, match=r"give one of the classes \(long, short\) for each stage"):
+        workload(arrivals=arrivals, classes=TWO_KINDS)

@@ -93,9 +93,13 @@ def check_policy(file: str | Path) -> Iterator[Finding]:
     return check_file(file)
 
 
-def controller_names(*, with_steps: bool = True) -> list[str]:
-    """Controllers of fleets that are known; or those that need no steps of a schedule."""
-    return [name for name in CONTROLLERS if with_steps or not CONTROLLERS[name].needs_steps]
+def controller_names(*, of_one_pool: bool = False) -> list[str]:
+    """Controllers of fleets that are known; or those that a pool needs nothing else for."""
+    return [
+        name
+        for name in CONTROLLERS
+        if not (of_one_pool and (CONTROLLERS[name].needs_steps or CONTROLLERS[name].shares))
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -78,6 +78,8 @@ class Stages(Process):
     process: Literal["stages"] = "stages"
     stages: Annotated[tuple[tuple[PositiveFloat, PositiveFloat], ...], Field(min_length=1)]
     """[requests per second, seconds] of every stage. Figures are given for each, as for a class of users."""
+    classes: tuple[str, ...] = ()
+    """The class of users that all requests of a stage are of, for every stage; else they are dealt out by shares."""
 
     @property
     def sizes(self) -> list[int]:

@@ -288,6 +288,9 @@ class WorkloadConfig(Config):
             raise ValueError(f"there may be at most {MAX_CLASSES} classes of users")
         if self.classes and not sum(one.share for one in self.classes):
             raise ValueError("classes need a share above 0")
+        of_stages = self.arrivals.classes if isinstance(self.arrivals, Stages) else ()
+        if of_stages and (len(of_stages) != len(self.arrivals.stages) or not set(of_stages) <= set(names)):  # type: ignore[union-attr]
+            raise ValueError(f"arrivals.classes: give one of the classes ({', '.join(names)}) for each stage")
         for one in self.classes:
             if one.lengths is not None and one.lengths.distribution in ("trace", "preset"):
                 what = f"the lengths of class {one.name!r} must be drawn, not taken from a {one.lengths.distribution}"

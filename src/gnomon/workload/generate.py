@@ -182,6 +182,11 @@ def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requ
     cumulated = np.cumsum([one.share for one in classes])
     draws = stream(seed, "priorities").random(count) * cumulated[-1]
     chosen = np.searchsorted(cumulated, draws, side="right").astype(np.int8)
+    if isinstance(config.arrivals, arrival.Stages) and config.arrivals.classes:
+        names = [one.name for one in classes]
+        chosen = np.repeat([names.index(name) for name in config.arrivals.classes], config.arrivals.sizes).astype(
+            np.int8
+        )
     prompt, output = requests.prompt_tokens.copy(), requests.output_tokens.copy()
     for number, one in enumerate(classes):
         if one.lengths is not None:

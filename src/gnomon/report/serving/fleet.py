@@ -97,6 +97,7 @@ def day_cards(summary: Summary) -> list[Card]:
         Card("GPU hours", f"{fleet.gpu_hours:,.4g}", f"${dollars:,.4g}"),
         Card("cold starts", f"{fleet.cold_starts}", f"{units.seconds(fleet.cold_start_s)} each"),
         Card("failures", f"{fleet.failures}", f"{fleet.retries:,} requests sent again"),
+        *([Card("switched", f"{fleet.switches}", "replicas between pools")] if fleet.switches else []),
         *([Card("moved", f"{fleet.moves:,}", "requests, while they decoded")] if fleet.moves else []),
         *([Card("energy", f"{energy.kwh:,.4g} kWh", f"{energy.mean_kw:.3g} kW in the mean")] if energy else []),
     ]

@@ -233,6 +233,8 @@ def fleet_words(fleet: FleetSummary) -> str:
              f"{units.seconds(fleet.cold_start_s)}"]  # fmt: skip
     if fleet.failures:
         parts.append(f"{fleet.failures} failures, {fleet.retries:,} requests sent again")
+    if fleet.switches:
+        parts.append(f"{fleet.switches} replicas switched pools")
     if fleet.moves:
         parts.append(f"{fleet.moves:,} requests moved")
     return f"{fleet.controller}: {', '.join(parts)}"

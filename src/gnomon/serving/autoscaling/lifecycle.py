@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -86,6 +86,12 @@ class Lives:
     has_room: Callable[[int, float], None]
     """Called with a pool and the time when a replica may be missing, or can be started again."""
     failures: int = 0
+    switches: int = 0
+    """Replicas that began to serve in another pool than the one that they had left."""
+    free: int = 0
+    """Replicas that have left a pool just now."""
+    moving: set[int] = field(default_factory=set)
+    """Those that come from another pool and are not there yet."""
     interruptions: int = 0
     """Failures of replicas that had requests."""
     progress: int | None = None
@@ -110,10 +116,15 @@ class Lives:
         self.agenda.begin_life(i)
         self.replicas.change(now_s, i, STARTING)
         ready_s = now_s + self.cold_start_s[self.replicas.members[i].pool]
+        if self.free:
+            assert self.config.switch_s is not None
+            self.free, self.switches, ready_s = self.free - 1, self.switches + 1, now_s + self.config.switch_s
+            self.moving.add(i)
         self.agenda.at(ready_s, self.agenda.in_life(i, self._ready))
 
     def _ready(self, i: int, now_s: float) -> None:
         ranks = self.replicas.members[i].ranks
+        self.moving.discard(i)
         self.traffic.send_again(i, now_s)
         here = slice(ranks.start, ranks.stop)
         self.traffic.cluster.replicas[here].frozen = 0
@@ -128,6 +139,8 @@ class Lives:
         if self.replicas.state[i] == STARTING:
             self.agenda.begin_life(i)
             self.replicas.change(now_s, i, OFF)
+            self.free += i in self.moving
+            self.moving.discard(i)
         elif self.replicas.state[i] == UP:
             self.replicas.change(now_s, i, DRAINING)
             self.notice_drained(now_s)
@@ -143,6 +156,7 @@ class Lives:
                 ended = float(cluster.stage_free_s[ranks.start : ranks.stop].max())
                 self.agenda.begin_life(i)
                 self.replicas.change(min(max(self.replicas.since[i], ended), now_s), i, OFF)
+                self.free += self.config.switch_s is not None
                 freeze(cluster, ranks)
 
     def fail(self, i: int, now_s: float, repair_s: float | None = None) -> None:
@@ -152,6 +166,7 @@ class Lives:
         if state in (OFF, DOWN):
             return
         self.agenda.begin_life(i)
+        self.moving.discard(i)
         self.failures += 1
         ranks = self.replicas.members[i].ranks
         self.interruptions += bool(self.traffic.cluster.replicas.num_outstanding[ranks.start : ranks.stop].any())

@@ -3,7 +3,7 @@ are there. What happens to one replica is in `lives`, what happens to requests m
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,16 +15,19 @@ from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.lifecycle import Lives
 from gnomon.serving.autoscaling.moving import Mover
 from gnomon.serving.autoscaling.observation import Observer, PoolView
-from gnomon.serving.autoscaling.replicas import OFF, STARTING, UP, Replicas
+from gnomon.serving.autoscaling.replicas import DRAINING, OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.calendar import CONTROL_TICK
 from gnomon.serving.engine.context import Environment, Fleet
 from gnomon.serving.scenario.autoscaling import FleetConfig
+from gnomon.workload.slo import SloConfig
 
 PATIENCE_TICKS = 1000
 """Decisions without a replica that is up or starting, while requests wait for one, before the run is given up."""
 FLAPS = 0.25
 """Share of the decisions that undo the one before from which on a controller is said to flap."""
+LOOK_S = 0.1
+"""Between two looks at whether a replica has drained that another pool waits for."""
 
 
 @dataclass
@@ -40,14 +43,18 @@ class Manager:
     """Of some ended requests, which met their SLO; None without one."""
     seed: int
     stop_s: float
+    slo: SloConfig = field(default_factory=SloConfig)
     idle_ticks: int = 0
     gave_up: bool = False
+    looks: bool = False
+    """Whether a look at replicas that drain is planned."""
 
     def __post_init__(self) -> None:
         self.agenda = Agenda(self.traffic.env.calendar)
         self.observer = Observer(
-            self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo
+            self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo, self.slo
         )
+        self.most = int(np.count_nonzero(self.replicas.state)) if self.config.switch_s is not None else None
         self.lives = Lives(
             self.config, self.replicas, self.traffic, self.agenda, self.seed,
             [pool.cold_start_s for pool in self.pools], self._reconcile,
@@ -80,17 +87,27 @@ class Manager:
         else:  # What else was planned for replicas matters to nobody.
             book.num_events = 0
             return
+        if self.most is not None:
+            self._share(now_s)
         self.traffic.admit(now_s)
         self.traffic.send_stranded(now_s)
 
     def _tick(self, now_s: float) -> None:
         ended = self.traffic.ended_since()
-        for number, pool in enumerate(self.pools):
-            answer = self._asked(self.observer.view(number, now_s, ended))
+        views = [self.observer.view(number, now_s, ended) for number in range(len(self.pools))]
+        if self.spec.shares and self.most is not None:
+            prefill = self._asked(*views)
+            answers = [prefill, self.most - prefill]
+        else:
+            answers = [self._asked(view) for view in views]
+        for number, (pool, answer) in enumerate(zip(self.pools, answers, strict=True)):
             if answer != pool.desired:
                 pool.decisions.append((now_s, answer))
             pool.desired = answer
-            self._reconcile(number, now_s)
+            if self.most is None:
+                self._reconcile(number, now_s)
+        if self.most is not None:
+            self._share(now_s)
         self.observer.take_samples(now_s)
         self.agenda.tick_at(now_s + self.config.controller.interval_s)
 
@@ -102,10 +119,10 @@ class Manager:
         self.gave_up = self.idle_ticks > PATIENCE_TICKS
         return not self.gave_up and self.traffic.goes_on
 
-    def _asked(self, view: View) -> int:
+    def _asked(self, view: View, *others: View) -> int:
         """What the controller answers, within the limits; an answer that is no count is an error of its own."""
         name = plain(self.spec.decide).__name__
-        answer = asked(self.spec.decide, "controller", view)
+        answer = asked(self.spec.decide, "controller", view, *others)
         try:
             count = float(answer)
         except (TypeError, ValueError, OverflowError):
@@ -118,10 +135,28 @@ class Manager:
             )
         return min(max(int(count), view.min_replicas), view.max_replicas)
 
+    def _share(self, now_s: float) -> None:
+        """Replicas that have left a pool serve in one that lacks some; while others leave, look again soon."""
+
+        def lacks(number: int) -> int:
+            return self.pools[number].desired - len(self.replicas.of(number, UP, STARTING))
+
+        for number in sorted(range(len(self.pools)), key=lacks):
+            self._reconcile(number, now_s)
+        self.lives.free = 0
+        if not self.looks and (self.replicas.state == DRAINING).any():
+            self.looks = True
+            self.agenda.at(now_s + LOOK_S, self._looked)
+
+    def _looked(self, now_s: float) -> None:
+        self.looks = False
+
     def _reconcile(self, pool: int, now_s: float) -> None:
         """Start or drain replicas until as many as desired are up or on their way."""
         alive = self.replicas.of(pool, UP, STARTING)
         missing = self.pools[pool].desired - len(alive)
+        if self.most is not None:
+            missing = min(missing, self.most - int(np.count_nonzero(self.replicas.state)))
         for i in self.replicas.of(pool, OFF)[: max(missing, 0)]:
             self.lives.start(i, now_s)
         starting = self.replicas.of(pool, STARTING)[::-1]

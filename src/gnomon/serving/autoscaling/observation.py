@@ -12,6 +12,7 @@ from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, SAMPLES, STARTIN
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.state import NUM_SHED
 from gnomon.serving.scenario.autoscaling import ControllerConfig
+from gnomon.workload.slo import SloConfig
 
 
 @dataclass
@@ -27,6 +28,7 @@ class PoolView:
     memory: dict[str, Any] = field(default_factory=dict)
     busy_s: float = 0.0
     taken: int = 0
+    produced: int = 0
     decisions: list[tuple[float, int]] = field(default_factory=list)
     """(time, answer) of every decision that changed something."""
 
@@ -42,6 +44,7 @@ class Observer:
     pools: list[PoolView]
     met_slo: Callable[[Ints], Floats] | None
     """Of some ended requests, which met their SLO; None without one."""
+    slo: SloConfig = field(default_factory=SloConfig)
     last_s: float = 0.0
     """When the controller was asked last."""
     samples: list[list[list[float]]] = field(default_factory=list)
@@ -67,18 +70,19 @@ class Observer:
         parked = self._parked(number)
         turned_away = int(self.traffic.cluster.control[NUM_SHED]) if number == 0 else 0
         taken = int(replicas.num_taken[mine].sum()) + parked + turned_away
-        arrived, used_s = taken - pool.taken, busy_s - pool.busy_s
-        pool.taken, pool.busy_s = taken, busy_s
+        produced = int(replicas.num_produced[mine].sum())
+        arrived, used_s, given = taken - pool.taken, busy_s - pool.busy_s, produced - pool.produced
+        pool.taken, pool.busy_s, pool.produced = taken, busy_s, produced
         waiting = int(replicas.num_waiting[mine].sum())
         return View(
             now_s=now_s, interval_s=span_s, ready=len(ready), starting=len(self.replicas.of(number, STARTING)),
             draining=len(self.replicas.of(number, DRAINING)), desired=pool.desired, min_replicas=pool.min_replicas,
             max_replicas=pool.max_replicas, arrival_rate=max(arrived, 0) / span_s, waiting=waiting + parked,
             running=int(replicas.num_outstanding[mine].sum()) - waiting,
-            utilization=min(max(used_s / (span_s * max(len(ranks), 1)), 0.0), 1.0),
+            output_rate=max(given, 0) / span_s, utilization=min(max(used_s / (span_s * max(len(ranks), 1)), 0.0), 1.0),
             kv_use=1.0 - float(replicas.free_blocks[ranks].sum() / replicas.num_blocks[ranks].sum()) if ready else 0.0,
             slo_met=float(self.met_slo(ended).mean()) if self.met_slo is not None and ended.size else None,
-            cold_start_s=pool.cold_start_s, mtbf_s=self.traffic.failures.mtbf_s, pool_rates=pool.rates,
+            slo=self.slo, cold_start_s=pool.cold_start_s, mtbf_s=self.traffic.failures.mtbf_s, pool_rates=pool.rates,
             options={**self.spec.options, **self.config.options}, steps=self.config.steps, memory=pool.memory,
         )  # fmt: skip
 

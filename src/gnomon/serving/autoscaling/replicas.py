@@ -146,6 +146,8 @@ class FleetRecord:
     """Requests waited for a replica that nobody started."""
     moved: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, request, replica) of each request that left for another one while it decoded."""
+    switches: int = 0
+    """Replicas that went from one pool to another."""
 
     @property
     def retries(self) -> int:

@@ -23,6 +23,8 @@ def new_manager(
     config = scenario.fleet
     assert config is not None
     spec = CONTROLLERS.chosen(config.controller)
+    if spec.shares:
+        _check_shares(scenario, spec.name)
     if scenario.has_roles and config.min_replicas < 1:
         raise ConfigError("every pool with a role needs a replica.", where="fleet.min_replicas", fix="Set it to 1.")
     if config.failures.stores_kv and scenario.kv_tiers.remote is None:
@@ -32,10 +34,13 @@ def new_manager(
             fix="Give kv_tiers.remote.",
         )
     up = [pool.num_replicas for pool in scenario.all_pools()]
+    least, most = config.min_replicas, max(pool.num_replicas for pool in pools)
+    if spec.shares:  # What one pool does not have, the other has.
+        least, most = max(least, sum(up) - most), min(most, sum(up) - least)
     views = [
         PoolView(
-            min_replicas=config.min_replicas,
-            max_replicas=pool.num_replicas,
+            min_replicas=least,
+            max_replicas=min(most, pool.num_replicas),
             desired=min(count, pool.num_replicas),
             cold_start_s=sum(config.cold_start.parts(pool.weight_bytes).values()),
             rates=measured_rates(scenario, number, pool.num_replicas, measure) if spec.profiles else {},
@@ -53,9 +58,27 @@ def new_manager(
     return Manager(
         config=config, spec=spec, replicas=replicas, pools=views,
         traffic=Traffic(config.failures, fleet, env, replicas, migrates=config.migration is not None),
-        met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests), seed=scenario.seed,
+        met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests), slo=scenario.slo,
+        seed=scenario.seed,
         stop_s=float(env.calendar.book[0].stop_s),
     )  # fmt: skip
+
+
+def _check_shares(scenario: Scenario, name: str) -> None:
+    """Refuse a controller that moves replicas between prefill and decode where there is nothing to move between."""
+    assert scenario.fleet is not None
+    if [pool.role for pool in scenario.pools] != ["prefill", "decode"]:
+        raise ConfigError(
+            f"{name} moves replicas between a pool that prefills and one that decodes.",
+            where="fleet.controller.name",
+            fix="Give two pools, the first with role: prefill, the second with role: decode.",
+        )
+    if scenario.fleet.switch_s is None:
+        raise ConfigError(
+            f"{name} moves replicas between pools, but each pool has its own.",
+            where="fleet.switch_s",
+            fix="Say how many seconds a replica takes from one role to the other: 0 where engines do both.",
+        )
 
 
 def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
@@ -70,7 +93,7 @@ def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
         controller=manager.spec.name, members=manager.replicas.members, changes=manager.replicas.changes,
         decisions=[pool.decisions for pool in manager.pools],
         cold_start=[manager.config.cold_start.parts(pool.weight_bytes) for pool in pools],
-        rates=[pool.rates for pool in manager.pools], failures=manager.lives.failures,
+        rates=[pool.rates for pool in manager.pools], failures=manager.lives.failures, switches=manager.lives.switches,
         lost=manager.traffic.lost, moved=manager.mover.moved if manager.mover else [],
         samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
         warnings=warnings, gave_up=manager.gave_up,

@@ -32,6 +32,8 @@ class FleetSummary:
     """How often the controller changed what it wanted."""
     moves: int = 0
     """Requests that left for another replica while they decoded, counted each time."""
+    switches: int = 0
+    """Replicas that went from one pool to another; those were no cold starts."""
     sees_future: bool = False
     """The controller knew the arrivals to come: others are held against it."""
 
@@ -52,14 +54,14 @@ def fleet_summary(record: FleetRecord, gpus: Floats, end_s: float) -> FleetSumma
     up = seen.counts[:, :, UP].sum(axis=1)
     lasts_s = np.diff(np.append(seen.time_s, max(end_s, seen.time_s[-1])))
     states = [state for _, _, state in record.changes]
-    started = states.count(STARTING)
+    started = states.count(STARTING) - record.switches
     return FleetSummary(
         controller=record.controller, mean_up=float((up * lasts_s).sum() / max(lasts_s.sum(), 1e-12)),
         peak_up=int(up.max()), least_up=int(up[lasts_s > 0].min()) if (lasts_s > 0).any() else int(up.min()),
         gpu_hours=float((seen.seconds[:, PAID].sum(axis=1) * gpus).sum() / 3600),
         starting_gpu_hours=float((seen.seconds[:, STARTING] * gpus).sum() / 3600), cold_starts=started,
         cold_start_s=sum(record.cold_start[0].values()), drains=states.count(DRAINING), failures=record.failures,
-        retries=record.retries, moves=len(record.moved),
+        retries=record.retries, moves=len(record.moved), switches=record.switches,
         decisions=sum(len(one) for one in record.decisions), sees_future=record.sees_future,
     )  # fmt: skip
 

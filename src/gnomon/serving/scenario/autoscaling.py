@@ -17,7 +17,8 @@ class ControllerConfig(Choice):
 
     name: str = "fixed"
     """{gnomon.serving.autoscaling.controllers.CONTROLLERS}, or your own. target_utilization is as Kubernetes' HPA,
-    queue_driven as KEDA, slo_planner as Dynamo's planner; oracle knows the trace."""
+    queue_driven as KEDA, slo_planner as Dynamo's planner; oracle knows the trace; arrow and load_planner move replicas
+    between prefill and decode."""
     file: str | None = None
     """Python file that registers your own controller."""
     options: dict[str, float] = Field(default_factory=dict)
@@ -130,6 +131,9 @@ class FleetConfig(Config):
     """Fewest replicas of a pool that a controller may ask for."""
     max_replicas: Replicas | None = None
     """Most replicas of a pool; as many as at the start if not given."""
+    switch_s: NonNegativeFloat | None = None
+    """Pools share their replicas: one that has drained in a pool serves in another after so many seconds (0 where
+    engines do both); all pools together have as many as at the start. Without it each pool has its own."""
     cold_start: ColdStartConfig = ColdStartConfig()
     failures: FailureConfig = FailureConfig()
     stragglers: StragglerConfig = StragglerConfig()
@@ -138,8 +142,16 @@ class FleetConfig(Config):
     events: tuple[EventConfig, ...] = ()
     """What happens at given times."""
 
+    def places(self, counts: list[int]) -> int | None:
+        """For replicas of each pool; None where it has as many as at the start (`counts`)."""
+        if self.max_replicas is not None or self.switch_s is None:
+            return self.max_replicas
+        return sum(counts) - self.min_replicas * (len(counts) - 1)
+
     @model_validator(mode="after")
     def _limits(self) -> FleetConfig:
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
             raise ValueError("max_replicas must be at least min_replicas")
+        if self.switch_s is not None and any(one.what == "start" for one in self.events):
+            raise ValueError("where pools share their replicas (switch_s), one starts when another has drained")
         return self

@@ -53,8 +53,11 @@ def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Pool]:
     pools = [replace(pool, typical_tokens=typical, adapter_bytes=slots) for pool in pools]
     for pool in pools:
         _check(pool)
-    if scenario.fleet is not None and scenario.fleet.max_replicas is not None:
-        pools = [_with_places(pool, scenario.fleet.max_replicas) for pool in pools]
+    fleet = scenario.fleet
+    if fleet is not None and fleet.switch_s is not None:
+        _check_sharing(pools)
+    if fleet is not None and (places := fleet.places([pool.num_replicas for pool in pools])) is not None:
+        pools = [_with_places(pool, places) for pool in pools]
     count = len(policies_of(pools))
     if count > MAX_POLICIES:
         raise ConfigError(f"a fleet may mix at most {MAX_POLICIES} batching policies, not {count}.", where="pools")
@@ -89,6 +92,16 @@ def _with_places(pool: Pool, places: int) -> Pool:
         what = f"{pool.num_replicas} replicas are more than fleet.max_replicas ({places})."
         raise ConfigError(what, where="fleet.max_replicas", fix=f"Begin with {places} or fewer: num_replicas.")
     return replace(pool, num_replicas=places)
+
+
+def _check_sharing(pools: list[Pool]) -> None:
+    """Refuse pools whose replicas cannot take each other's GPUs."""
+    if len({(pool.device_name, pool.node, pool.replica.num_gpus) for pool in pools}) > 1 or len(pools) < 2:
+        raise ConfigError(
+            "only pools whose replicas have as many GPUs of one kind can share them.",
+            where="fleet.switch_s",
+            fix="Give two pools, each with the same device, node and number of GPUs a replica, or leave it out.",
+        )
 
 
 def policies_of(pools: list[Pool]) -> list[str]:

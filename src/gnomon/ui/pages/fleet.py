@@ -27,7 +27,7 @@ FIGURES = {
 }
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("controller", "Controller", "slo_planner", options=lambda: controller_names(with_steps=False), wide=True,
+    Choice("controller", "Controller", "slo_planner", options=lambda: controller_names(of_one_pool=True), wide=True,
            field="fleet.controller.name"),
     Choice("preset", "Requests", "bwb-4k", options=preset_names, wide=True, field="workload.preset"),
     Slider("rate", "Requests per second", 5, least=0.1, most=10, step=0.1, field="workload.rate",

@@ -6,6 +6,11 @@ What it answers is cut to the fleet's limits; an answer that is no count ends th
 
     @controller("mine", options={"target": 0.7})
     def mine(view): ...
+
+One that `shares` is asked once for two pools that share their replicas, and answers how many of them prefill.
+
+    @controller("mine", shares=True)
+    def mine(prefill, decode): ...
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.registry import Registry
+from gnomon.workload.slo import SloConfig
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class View:
     """Requests in the queues of the pool, and those that no replica could take."""
     running: int
     """Requests in batches."""
+    output_rate: float
+    """Tokens that its replicas gave per second since it was asked last."""
     utilization: float
     """Share of its time in which a ready replica computed, since it was asked last."""
     kv_use: float
@@ -45,6 +53,7 @@ class View:
     slo_met: float | None
     """Share of the requests that ended since it was asked last which met their SLO; None where none ended, or no SLO is
     given."""
+    slo: SloConfig
     cold_start_s: float
     """From the decision to start a replica to its first request."""
     mtbf_s: float | None
@@ -73,7 +82,7 @@ class View:
         return min(int(np.searchsorted(np.maximum.accumulate(served), rate)) + (rate > 0), self.max_replicas)
 
 
-Controller = Callable[[View], float]
+Controller = Callable[..., float]
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,8 @@ class ControllerSpec:
     """Where the scenario has no steps, it is given those of the best schedule by hindsight."""
     needs_steps: bool = False
     """It follows the schedule of the scenario (`view.steps`), and does nothing without one."""
+    shares: bool = False
+    """It sees two pools that share their replicas, the one that prefills first, and answers how many of all prefill."""
 
 
 CONTROLLERS: Registry[ControllerSpec] = Registry(
@@ -97,7 +108,16 @@ CONTROLLERS: Registry[ControllerSpec] = Registry(
     ControllerSpec,
     built_in={
         name: f"gnomon.serving.autoscaling.controllers.{name}"
-        for name in ("fixed", "schedule", "target_utilization", "queue_driven", "slo_planner", "oracle")
+        for name in (
+            "fixed",
+            "schedule",
+            "target_utilization",
+            "queue_driven",
+            "slo_planner",
+            "oracle",
+            "arrow",
+            "load_planner",
+        )
     },
     where="fleet.controller.name",
 )
