@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from hypothesis import settings
 
 os.environ["GNOMON_SILICON"] = "0"  # What `auto` means must not depend on an optional package.
+os.environ["OMP_NUM_THREADS"] = "1"  # Every core has a worker: threads of PyTorch would spin, waiting for each other.
 
 settings.register_profile("no deadline", deadline=None)  # How long an example takes depends on who else is at work.
 settings.load_profile("no deadline")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,11 +33,20 @@ class Tab:
         self.errors: list[str] = []
         self.strangers: list[str] = []
         self.waiting = 0
-        page.on("console", lambda one: self.errors.append(one.text) if one.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", self._asked)
-        page.on("requestfinished", lambda _: self._answered())
-        page.on("requestfailed", lambda _: self._answered())
+        self.heard: dict[str, Callable[[Any], None]] = {
+            "console": lambda one: self.errors.append(one.text) if one.type in ("error", "warning") else None,
+            "pageerror": lambda error: self.errors.append(str(error)),
+            "request": self._asked,
+            "requestfinished": lambda _: self._answered(),
+            "requestfailed": lambda _: self._answered(),
+        }
+        for event, hear in self.heard.items():
+            page.on(event, hear)
+
+    def leave(self) -> None:
+        """Hear no more of the page."""
+        for event, hear in self.heard.items():
+            self.page.remove_listener(event, hear)
 
     def _asked(self, request: Any) -> None:
         self.waiting += 1
@@ -129,21 +138,22 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def window(site: str, browser: Any) -> Iterator[Any]:
-    """A browser window for all tests, so that the libraries are loaded once."""
+def page(site: str, browser: Any) -> Iterator[Any]:
+    """A browser page for all tests: the libraries are loaded and compiled once."""
     context = browser.new_context()
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=site)
-    yield context
+    yield context.new_page()
     context.close()
 
 
 @pytest.fixture
-def tab(site: str, window: Any) -> Iterator[Tab]:
-    """A fresh browser page; fails afterwards where the console had errors or another host was asked."""
-    page = window.new_page()
+def tab(site: str, page: Any) -> Iterator[Tab]:
+    """The browser page, as if fresh; fails afterwards where the console had errors or another host was asked."""
     page.set_viewport_size({"width": 1440, "height": 1000})
     opened = Tab(page, site)
     yield opened
-    page.close()
+    opened.leave()
+    page.emulate_media(color_scheme="null")
+    page.goto("about:blank")
     assert opened.errors == []
     assert opened.strangers == []
