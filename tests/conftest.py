@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # Every core has a worker: threads of PyTor
 
 settings.register_profile("no deadline", deadline=None)  # How long an example takes depends on who else is at work.
 settings.load_profile("no deadline")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look through it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

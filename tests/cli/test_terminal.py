@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import pty
 import re
 import shlex
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,16 +29,30 @@ SEARCH = (
 )
 BETWEEN = "=== next ==="
 RUN = """
+import contextlib
+import fcntl
 import shlex
+import struct
 import sys
+import termios
 from gnomon.cli.main import main
-for line in sys.argv[1:]:
-    try:
-        main(shlex.split(line))
-    except SystemExit as end:
-        assert end.code in (0, None), (line, end.code)
-    print({between!r}, flush=True)
+
+def run(lines, more=""):
+    for line in lines:
+        try:
+            main(shlex.split(line + more))
+        except SystemExit as end:
+            assert end.code in (0, None), (line, end.code)
+        print({between!r}, flush=True)
+
+with open(sys.argv[1], "w") as file, contextlib.redirect_stdout(file):
+    run(sys.argv[2:], " --json")
+for columns in {widths}:
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    run(sys.argv[2:])
 """
+"""All in one process: most of what it does is done once."""
+WIDTHS = (80, 120)
 
 
 def _latencies(found: dict[str, Any]) -> Iterator[str]:
@@ -174,57 +186,35 @@ checks of `verify`, `calibrate`, `explain-gap`), what only writes files (`worklo
 `calibrate`), and `posttrain plan`, which has its own test."""
 
 
-def _arguments(out: Path, more: str = "") -> list[str]:
-    return [f"{command.replace('OUT', str(out))}{more}" for command in COMMANDS]
-
-
-def _child(arguments: list[str], **streams: Any) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-c", RUN.format(between=BETWEEN), *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    return subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, **streams)
-
-
-def _parts(text: str, count: int) -> list[str]:
-    parts = text.split(BETWEEN)[:-1]
-    assert len(parts) == count
-    return parts
-
-
-def on_a_terminal(arguments: list[str], columns: int) -> list[str]:
-    """What each command prints on a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = _child(arguments, stdout=theirs)
-    os.close(theirs)
-    read = bytearray()
-    while True:
-        try:
-            some = os.read(ours, 65536)
-        except OSError:  # Linux says so where the last writer has gone.
-            break
-        if not some:
-            break
-        read += some
-    os.close(ours)
-    _, said = process.communicate()
-    assert process.returncode == 0, said.decode()
-    return _parts(unstyle(read.decode()).replace("\r\n", "\n"), len(arguments))
-
-
 @pytest.fixture(scope="module")
-def headlines(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The numbers that each command must show."""
-    process = _child(_arguments(tmp_path_factory.mktemp("json"), " --json"), stdout=subprocess.PIPE)
-    out, said = process.communicate()
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[int, list[str]]]:
+    """What each command prints with `--json`, and on terminals of so many columns."""
+    folder = tmp_path_factory.mktemp("terminal")
+    lines = [command.replace("OUT", str(folder)) for command in COMMANDS]
+    words = [sys.executable, "-c", RUN.format(between=BETWEEN, widths=WIDTHS), str(folder / "json"), *lines]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        read = bytearray()
+        with contextlib.suppress(OSError):  # Linux says so where the last writer has gone.
+            while some := os.read(ours, 65536):
+                read += some
+        os.close(ours)
+        _, said = process.communicate()
     assert process.returncode == 0, said.decode()
-    parts = _parts(out.decode(), len(COMMANDS))
-    return [list(numbers(json.loads(part))) for numbers, part in zip(COMMANDS.values(), parts, strict=True)]
+    count = len(COMMANDS)
+    found = (folder / "json").read_text(encoding="utf-8").split(BETWEEN)[:-1]
+    shown = unstyle(read.decode()).replace("\r\n", "\n").split(BETWEEN)[:-1]
+    assert (len(found), len(shown)) == (count, count * len(WIDTHS))
+    return found, {columns: shown[i * count : (i + 1) * count] for i, columns in enumerate(WIDTHS)}
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_every_number_of_the_headline_is_whole(headlines: list[list[str]], columns: int, tmp_path: Path) -> None:
-    shown = on_a_terminal(_arguments(tmp_path), columns)
-    for command, numbers, text in zip(COMMANDS, headlines, shown, strict=True):
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_every_number_of_the_headline_is_whole(printed: tuple[list[str], dict[int, list[str]]], columns: int) -> None:
+    found, shown = printed
+    for (command, headline), said, text in zip(COMMANDS.items(), found, shown[columns], strict=True):
+        numbers = list(headline(json.loads(said)))
         assert numbers, command
         for number in numbers:
             assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", text), f"{number} in {command}:\n{text}"

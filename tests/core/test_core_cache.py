@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,16 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A program, and the cache that it left."""
+    folder = tmp_path_factory.mktemp("warm")
+    path, home = folder / "program.py", folder / "cache"
+    path.write_text(PROGRAM)
+    run(path, GNOMON_CACHE=str(home))
+    return path, home
+
+
 def run(program: Path, *words: str, **changes: str | None) -> tuple[str, str]:
     environment = {**os.environ, **{k: v for k, v in changes.items() if v is not None}}
     for name in (k for k, v in changes.items() if v is None):
@@ -68,10 +79,11 @@ def test_of_two_that_start_together_one_compiles(program: Path, tmp_path: Path) 
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", ["empty", "cut", "changed"])
 def test_damaged_code_is_compiled_again_and_the_folder_named(
-    program: Path, tmp_path: Path, suffix: str, damage: str
+    warm: tuple[Path, Path], tmp_path: Path, suffix: str, damage: str
 ) -> None:
+    program, kept = warm
     home = tmp_path / "cache"
-    run(program, GNOMON_CACHE=str(home))
+    shutil.copytree(kept, home)
     for file in home.rglob(f"*.{suffix}"):
         content = file.read_bytes()
         middle = len(content) // 2

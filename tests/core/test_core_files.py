@@ -141,7 +141,7 @@ def test_a_folder_named_in_letters_that_the_locale_lacks(tmp_path: Path) -> None
     simulate = ("simulate", "--workload.num-requests", "5", "--timing.source", "table", "--timing.table.per-iteration",
              "0.01", "--no-intervals", "--csv", "--out", str(folder))  # fmt: skip
     again = ("workload", "show", "--workload.trace", str(folder / "requests.csv"))
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "GNOMON_JIT": "0"}
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     for line in (simulate, again):
         words = [sys.executable, "-c", "import sys; from gnomon.cli.main import main; main(sys.argv[1:])", *line]
         done = subprocess.run(words, env={**os.environ, **plain}, capture_output=True, timeout=300, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,25 @@ def test_every_question_has_a_notebook() -> None:
     assert all(callable(getattr(gnomon, name)) for name in questions)
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """One for all notebooks: starting it and importing everything takes longer than most of them."""
+    manager = pytest.importorskip("jupyter_client").AsyncKernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        pytest.importorskip("nbclient").util.run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.mark.filterwarnings("default")  # Jupyter's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_runs(path: Path) -> None:
+def test_the_notebook_runs(path: Path, kernel: Any) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "saved without outputs"
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    client = nbclient.NotebookClient(notebook, timeout=300, km=kernel)
+    client.execute()
+    client.kc.stop_channels()
     shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert any("<table" in one.get("text/html", "") for one in shown), "a result shows itself"
     assert any(name in shown[-1]["text/plain"] for name in (".html", ".json")), "saved to a folder"
