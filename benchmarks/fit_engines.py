@@ -35,7 +35,7 @@ from gnomon.core.streams import stream
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.timing.operators import num_collectives, stage_operators
+from gnomon.timing.operators import collective_waits, stage_operators
 from gnomon.verify.silicon.launch import launch_of
 from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep, model_of, settings_of
 from gnomon.verify.silicon.servers import Server, servers
@@ -47,7 +47,7 @@ Constants = dict[str, float]
 GRID: dict[str, tuple[float, ...]] = {
     "launch_per_kernel_s": (2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5, 1e-4),
     "expert_speed": (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0),
-    "exposed_per_collective_s": (0.0, 3e-6, 6e-6, 9e-6, 1.2e-5, 1.5e-5),
+    "collective_jitter_s": (0.0, 3e-6, 5e-6, 7e-6, 9e-6, 1.2e-5),
     "exposed_per_layer_s": (0.0, 1e-5, 1.5e-5, 2e-5, 2.5e-5, 3e-5, 4e-5, 5e-5, 6e-5),
     "draft_sequence_s": (0.0, 3e-5, 6e-5, 9e-5, 1.2e-4, 1.5e-4, 2e-4),
     "reply_s": (0.003, 0.005, 0.01, 0.015, 0.02, 0.03),
@@ -121,7 +121,7 @@ def look(server: Server) -> Seen:
     assert host is not None
     drafting = server.concurrency / server.layout.attention_groups if launch_of(facts_of(server)).draft_tokens else 0.0
     counts = {
-        "exposed_per_collective_s": num_collectives(stage_operators(model, scenario.replica.parallelism)),
+        "collective_jitter_s": collective_waits(stage_operators(model, scenario.replica.parallelism)),
         "exposed_per_layer_s": model.num_layers,
         "draft_sequence_s": drafting,
     }

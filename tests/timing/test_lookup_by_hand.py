@@ -217,9 +217,9 @@ def test_every_stage_of_a_pipeline_launches_its_own_layers_and_the_engine_works_
 
 
 def test_ranks_wait_for_each_other_at_every_collective() -> None:
-    """Four collectives in the first stage and two in the second, 0.1 each, beside 0.01 for each of 3 and 2 layers."""
-    host = HostConfig(exposed_per_collective_s=0.1, exposed_per_layer_s=0.01, decode=HostPhase(exposed_per_layer_s=0.0))
-    one = tables(host_s=host.of_stages([3, 2], [7, 5], num_collectives=[4, 2]))
+    """Waits of four and two times the jitter in the two stages, 0.1 each, beside 0.01 for each of 3 and 2 layers."""
+    host = HostConfig(collective_jitter_s=0.1, exposed_per_layer_s=0.01, decode=HostPhase(exposed_per_layer_s=0.0))
+    one = tables(host_s=host.of_stages([3, 2], [7, 5], waits=[4.0, 2.0]))
     assert [with_host_s(one, stage, 1.0, shape(chunk=4.0)) for stage in range(2)] == pytest.approx([1.43, 1.22])
     assert with_host_s(one, 0, 1.0, shape(decodes=2, mean=1.0)) == pytest.approx(1.4)
 

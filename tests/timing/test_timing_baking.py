@@ -157,12 +157,13 @@ def test_stages_of_a_pipeline_wait_for_their_own_kernels() -> None:
     assert found == pytest.approx([0.5 * (stage == 0) + 1.1e-3 * n for stage, n in enumerate(layers)])
 
 
-def test_ranks_of_one_gpu_have_nobody_to_wait_for() -> None:
-    """Two all-reduces in each of 32 layers, one after the embedding, and the logits are gathered."""
-    config = TimingConfig.model_validate({"host": {"exposed_per_collective_s": 1e-3}})
-    alone, two = bake(config=config).tables, bake(tensor_parallel=2, config=config).tables
-    assert with_host_s(alone, 0, 1e-3, decodes(8)) == pytest.approx(1e-3)
-    assert with_host_s(two, 0, 1e-3, decodes(8)) == pytest.approx(1e-3 + 66e-3)
+def test_ranks_wait_for_the_last_of_them() -> None:
+    """Two all-reduces in each of 32 layers, one after the embedding, and the logits are gathered. Of one, two, four and
+    eight normal numbers the largest is 0, 0.564, 1.029 and 1.424 standard deviations above the mean."""
+    config = TimingConfig.model_validate({"host": {"collective_jitter_s": 1e-3}})
+    for ranks, largest in ((1, 0.0), (2, 0.564), (4, 1.029), (8, 1.424)):
+        found = with_host_s(bake(tensor_parallel=ranks, config=config).tables, 0, 1e-3, decodes(8))
+        assert found == pytest.approx(1e-3 + 66e-3 * largest, rel=0.05)
 
 
 def test_kernels_are_launched_one_by_one_outside_cuda_graphs_only() -> None:

@@ -17,7 +17,7 @@ from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
-from gnomon.timing.operators import Operator, Sampling, mixed_attention, num_collectives, num_kernels
+from gnomon.timing.operators import Operator, Sampling, collective_waits, mixed_attention, num_kernels
 from gnomon.timing.operators.sampling import COPY_S
 from gnomon.timing.source_registry import SOURCES, traits_of
 from gnomon.timing.sources import Context, Source
@@ -108,8 +108,8 @@ def iteration_tables(
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
     how = (config.engine, config.expert_kernel, config.prompt_graphs)
     launched = [num_kernels(timer.operators(stage), *how) for stage in stages]
-    meetings = [num_collectives(timer.operators(stage)) for stage in stages]
-    hosts = host.of_stages(num_layers, launched, _largest_graphs(config), meetings)
+    waits = [collective_waits(timer.operators(stage)) for stage in stages]
+    hosts = host.of_stages(num_layers, launched, _largest_graphs(config), waits)
     hosts[-1, :, 10:] = COPY_S * config.sampler.copied_tokens, _sampling_s(timer, stages[-1], max_sequences)
     tables = oven.bake(hosts, work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))

@@ -52,8 +52,8 @@ class HostPhase(Config):
     """Seconds per iteration that never hide."""
     exposed_per_layer_s: Seconds = None
     """Seconds per layer that never hide, on top: gaps between kernels, and small kernels that no source times."""
-    exposed_per_collective_s: Seconds = None
-    """Seconds per collective of the ranks that never hide, on top: they wait for the last of them."""
+    collective_jitter_s: Seconds = None
+    """Standard deviation of when a rank comes to a collective: all wait for the last of them, never hidden."""
     launch_s: Seconds = None
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: Seconds = None
@@ -83,9 +83,9 @@ class HostConfig(Config):
     """Seconds per iteration that never hide."""
     exposed_per_layer_s: HostSeconds = 0.0
     """Seconds per layer that never hide, on top: gaps between kernels, and small kernels that no source times."""
-    exposed_per_collective_s: HostSeconds = 0.0
-    """Seconds per collective of the ranks that never hide, on top: they do not come at the same moment, and wait for
-    the last of them, which a source that calls collectives in a loop does not see."""
+    collective_jitter_s: HostSeconds = 0.0
+    """Standard deviation of when a rank comes to a collective. All wait for the last of them, which a source that calls
+    collectives in a loop does not see: 0.6 times as long for two ranks, 1.4 times for eight, never hidden."""
     draft_sequence_s: HostSeconds = 0.0
     """Seconds for each sequence whose drafted tokens an iteration verifies, never hidden: sorting out what was
     accepted, preparing the next drafts."""
@@ -111,11 +111,11 @@ class HostConfig(Config):
     """Iterations with both."""
 
     def array(
-        self, num_layers: int, num_kernels: int = 0, graphs: Sequence[int] = (0, 0, 0), num_collectives: int = 0
+        self, num_layers: int, num_kernels: int = 0, graphs: Sequence[int] = (0, 0, 0), waits: float = 0.0
     ) -> Floats:
-        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers, kernels and
-        collectives, and the largest iteration of each phase that is a CUDA graph."""
-        sizes = (num_layers, num_kernels, num_collectives)
+        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers and kernels, that
+        many times the jitter of a rank in waiting, and the largest iteration of each phase that is a CUDA graph."""
+        sizes = (num_layers, num_kernels, waits)
         each = zip(PHASES, graphs, strict=True)
         return np.stack([_row(self, getattr(self, phase), *sizes, graph) for phase, graph in each])
 
@@ -124,18 +124,18 @@ class HostConfig(Config):
         num_layers: Sequence[int],
         num_kernels: Sequence[int],
         graphs: Sequence[int] = (0, 0, 0),
-        num_collectives: Sequence[int] = (),
+        waits: Sequence[float] = (),
     ) -> Floats:
         """[stage, phase, column] of a pipeline. Every stage launches its own kernels; the engine's work around an
         iteration is done once, before the first."""
-        kept = {name for name in HostPhase.model_fields if name.startswith(("exposed_per_", "launch_"))}
+        kept = {name for name in HostPhase.model_fields if name.startswith(("exposed_per_", "launch_", "collective_"))}
         include = dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept)
         later = HostConfig.model_validate(self.model_dump(include=include))
-        each = zip(num_layers, num_kernels, num_collectives or [0] * len(num_layers), strict=True)
+        each = zip(num_layers, num_kernels, waits or [0.0] * len(num_layers), strict=True)
         return np.stack(
             [
-                (later if i else self).array(layers, kernels, graphs, waits)
-                for i, (layers, kernels, waits) in enumerate(each)
+                (later if i else self).array(layers, kernels, graphs, waited)
+                for i, (layers, kernels, waited) in enumerate(each)
             ]
         )
 
@@ -155,7 +155,7 @@ class HostConfig(Config):
 
 
 def _row(
-    common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, num_collectives: int, graph: int
+    common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, waits: float, graph: int
 ) -> Floats:
     def of(name: str) -> float:
         own = getattr(phase, name)
@@ -163,8 +163,8 @@ def _row(
 
     work = [of("per_iteration_s"), of("per_sequence_s"), of("per_token_s")]
     exposed, hidden = ([0.0] * 3, work) if of("asynchronous") else (work, [0.0] * 3)
-    waits = num_layers * of("exposed_per_layer_s") + num_collectives * of("exposed_per_collective_s")
-    exposed = [exposed[0] + of("exposed_s") + waits, *exposed[1:]]
+    gaps = num_layers * of("exposed_per_layer_s") + waits * of("collective_jitter_s")
+    exposed = [exposed[0] + of("exposed_s") + gaps, *exposed[1:]]
     launch = of("launch_s") + num_layers * of("launch_per_layer_s") + num_kernels * of("launch_per_kernel_s")
     flattening = [1.0 - of("further_share"), of("full_sequences")]
     return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph, *flattening, 0.0, 0.0])

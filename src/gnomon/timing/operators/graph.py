@@ -6,6 +6,7 @@ which measured sources look it up, and its shape, from which `flops` and `bytes`
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from statistics import NormalDist
 
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism
@@ -95,12 +96,14 @@ def mixed_attention(operators: list[Operator]) -> Operator | None:
     return replace(prefills[0], name="attention_mixed", kind="attention_mixed", work=work)
 
 
-def num_collectives(operators: Iterable[Operator]) -> int:
-    """How often the ranks of a stage meet in an iteration."""
-    return sum(
-        one.count for one in operators
+def collective_waits(operators: Iterable[Operator]) -> float:
+    """How long the ranks of a stage wait for the last of them at the collectives of an iteration, over the standard
+    deviation of when one comes: of N normal numbers the largest is expected at this quantile (Blom 1958)."""
+    groups = (
+        (one.count, one.work.group.size) for one in operators
         if isinstance(one.work, Communication) and one.work.collective != "send_recv"
     )  # fmt: skip
+    return sum(count * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) for count, ranks in groups)
 
 
 def num_kernels(
