@@ -102,8 +102,33 @@ def test_who_comes_while_a_batch_is_launched_is_known_to_the_next() -> None:
     assert requests.first_token_s.tolist() == [1.5, 3.0]
 
 
-def _setup(host: Any = None, **batching: Any) -> Any:
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("sglang", [3.0, 3.0]), ("trtllm", [3.0, 3.0]), ("vllm_v1", [1.5, 3.0])]
+)
+def test_one_thread_launches_the_next_batch_before_it_takes_in_results(policy: str, expected: list[float]) -> None:
+    """Two prompts, one after the other, launched for 1.5 seconds each: the first token of the first one goes out when
+    the second is launched. vLLM's workers send what they have themselves. Nothing is launched for long behind the
+    second."""
+    host = {"launch_s": 1.5, "decode": {"launch_s": 0.0}}
+    setup = _setup(host=host, overlap=True, policy=policy, max_batch_tokens=5)
+    requests = run(setup, requests=requests_of((0.0, 0.0), (4, 4), (3, 3))).cluster.requests
+    assert requests.first_token_s.tolist() == expected
+
+
+def test_what_is_prefilled_is_handed_over_when_the_next_batch_is_launched() -> None:
+    """As above, with prefill and decode apart: the first prompt's KV is ready at 3 seconds, too."""
+    host = {"launch_s": 1.5, "decode": {"launch_s": 0.0}}
+    setup = _setup(
+        host=host, overlap=True, policy="sglang", max_batch_tokens=4,
+        pools=[{"role": "prefill", "num_replicas": 1}, {"role": "decode", "num_replicas": 1}],
+    )  # fmt: skip
+    requests = run(setup, requests=requests_of((0.0, 0.0), (4, 4), (3, 3))).cluster.requests
+    assert requests.prefilled_s.tolist() == [3.0, 3.0]
+
+
+def _setup(host: Any = None, pools: Any = (), **batching: Any) -> Any:
     return scenario(
+        pools=pools,
         timing={"source": "table", "table": {"per_iteration": 1.0}, "host": host},
         replica={"num_kv_blocks": 1000, "max_request_tokens": 64},
         batching={"policy": "vllm_v1", "block_size": 4, "prefix_cache": False, "max_sequences": 10, **batching},

@@ -399,13 +399,13 @@ def _reported(cluster: Cluster, r: int, *ids: int) -> None:
 @plain
 @pytest.mark.parametrize("has", [0, 1])
 def test_helper_does_what_follows_from_requests_that_ended(has: int, told: Callable[..., Told]) -> None:
-    """A group of two ranks: three end in the first, of which one was rejected and one moves on; one with an adapter in
-    the second, that would have gone to the first."""
+    """A group of two ranks: three end in the first, of which one was rejected and one moves on, half a second after the
+    batch ended; one with an adapter in the second, that would have gone to the first."""
     cluster = with_books(4, replicas=3)
     q, replicas = cluster.requests, cluster.replicas
     replicas.group_first[:2], replicas.group_size[:2], replicas.num_ready[:] = 0, 2, [0, 1, 1]
     q.status[:], q.last_reply_s[:] = [FINISHED, REJECTED, MOVING, FINISHED], [0.5, 0.25, 9.0, 0.0]
-    q.adapter[:], q.decode_replica[:] = [NONE, NONE, NONE, 0], [NONE, 0, 2, 0]
+    q.adapter[:], q.decode_replica[:], q.prefilled_s[2] = [NONE, NONE, NONE, 0], [NONE, 0, 2, 0], 4.5
     _reported(cluster, 0, 0, 1, 2)
     _reported(cluster, 1, 3)
     moved = new_transfers(4, 3, 3)
@@ -422,7 +422,7 @@ def test_helper_does_what_follows_from_requests_that_ended(has: int, told: Calla
     assert said["_leave_adapter"] == [(1, 3, 4.0)] and said["land_ready"] == [(1, 4.0)]
     assert said.get("write_prefix", []) == ([(0, 0, 4.0), (0, 2, 4.0), (1, 3, 4.0)] if has else [])
     assert said.get("_count_leaving", []) == ([(0,), (1,)] if has else [])
-    assert _events(env) == [(4.125, KV_READY, 2)] and replicas.num_reported.tolist() == [0, 0, 0]
+    assert _events(env) == [(4.625, KV_READY, 2)] and replicas.num_reported.tolist() == [0, 0, 0]
     assert replicas.num_coming.tolist() == [9, 10, 10]
 
 

@@ -113,8 +113,8 @@ class HostConfig(Config):
     def array(
         self, num_layers: int, num_kernels: int = 0, graphs: Sequence[int] = (0, 0, 0), waits: float = 0.0
     ) -> Floats:
-        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers and kernels, that
-        many times the jitter of a rank in waiting, and the largest iteration of each phase that is a CUDA graph."""
+        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers, kernels and
+        waits (in units of a rank's jitter), and the largest iteration of each phase that is a CUDA graph."""
         sizes = (num_layers, num_kernels, waits)
         each = zip(PHASES, graphs, strict=True)
         return np.stack([_row(self, getattr(self, phase), *sizes, graph) for phase, graph in each])
@@ -154,9 +154,7 @@ class HostConfig(Config):
         return paces
 
 
-def _row(
-    common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, waits: float, graph: int
-) -> Floats:
+def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, waits: float, graph: int) -> Floats:
     def of(name: str) -> float:
         own = getattr(phase, name)
         return float(getattr(common, name) if own is None else own)

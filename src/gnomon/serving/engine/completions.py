@@ -50,7 +50,7 @@ def take_reports(cluster: Cluster, env: Environment, group: int, now: float) -> 
             if env.calendar.book[0].has_tiers != 0 and request.status != REJECTED:
                 write_prefix(cluster, env.tiers, r, request_id, now)
             if request.status == MOVING:
-                schedule(env.calendar, now + env.transfers.settings[HOP_S], KV_READY, request_id)
+                schedule(env.calendar, request.prefilled_s + env.transfers.settings[HOP_S], KV_READY, request_id)
             else:
                 if request.decode_replica not in (NONE, r):  # It ended before it could move.
                     replicas[request.decode_replica].num_coming -= 1

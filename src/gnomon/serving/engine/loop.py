@@ -25,6 +25,7 @@ from gnomon.serving.engine.state import (
     FAULT,
     FINISHED,
     IN_FLIGHT,
+    LAUNCHES_FIRST,
     NONE,
     REJECTED,
     RUNNING,
@@ -87,6 +88,10 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         if request.first_token_s < 0.0:
             request.first_token_s = now
             request.first_reply_s = state.reply_s
+            if state.overlaps == LAUNCHES_FIRST:
+                request.next_answered = state.first_answered
+                state.first_answered = r
+                state.num_answered += 1
         else:
             log_gap(log, now - request.last_token_s, 1)
         if produced > 1:
@@ -284,8 +289,12 @@ def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Lo
     _form_batches(cluster, tables, policies, first, now)
     if not is_ahead:
         return False
+    heard_s = now
+    if leader.overlaps == LAUNCHES_FIRST:
+        for r in members:
+            heard_s = max(heard_s, cluster.replicas[r].forms_s)
     for r in members:
-        apply_deferred(replica_view(cluster, r), now)
+        apply_deferred(replica_view(cluster, r), now, heard_s)
     return bool(leader.num_in_flight == 0)  # Nothing to do, as far as it knew.
 
 

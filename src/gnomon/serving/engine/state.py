@@ -36,6 +36,7 @@ NUM_SERVICE = 5
 
 # Whether a batch formed ahead computes a token of those that have just ended: never, always, or where others decode.
 SURPLUS_NEVER, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES = range(3)
+OVERLAPS_NEVER, OVERLAPS, LAUNCHES_FIRST = range(3)
 
 # It decodes, and goes to another replica with the token that is being computed (`held_counts`).
 LEAVES = 2
@@ -98,6 +99,7 @@ REQUEST = np.dtype(
         ("loaded_s", np.float64),  # KV from another tier is all there
         # The front end.
         ("front_s", np.float64),  # in the front end, before it arrives here
+        ("next_answered", np.int32),  # among those whose first token the last batch gave
         ("first_reply_s", np.float64),  # from its first token, and its last, to the client
         ("last_reply_s", np.float64),
     ],
@@ -124,7 +126,9 @@ _LIMITS = [
     ("prefix_cache", np.int64),
     ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
     ("num_speculative", np.int64),
-    ("overlaps", np.int64),  # a batch is formed while the one before it runs (`gnomon.serving.features.overlap`)
+    # A batch is formed while the one before it runs (`gnomon.serving.features.overlap`); LAUNCHES_FIRST: the results of
+    # that one are taken in when it is launched.
+    ("overlaps", np.int64),
     ("surplus", np.int64),  # and holds one token too many of those that end in that one: SURPLUS_...
     ("base_reply_s", np.float64),  # from a token to the client, before any message is written
     ("message_s", np.float64),  # to write one message
@@ -136,6 +140,8 @@ _LIMITS = [
 # ... how it is now: all of it is as new when the replica dies (`engine.allocation`), ...
 _STATE = [
     ("forms_s", np.float64),  # when the batch after the one in flight is formed
+    ("num_answered", np.int64),  # who had a first token in the batch that has ended; a list, where LAUNCHES_FIRST
+    ("first_answered", np.int64),
     ("num_deferred", np.int64),  # what it hears of after that; a list
     ("first_deferred", np.int64),
     ("last_deferred", np.int64),

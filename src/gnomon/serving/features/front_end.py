@@ -82,10 +82,8 @@ def forget_front_end(front: Floats, group: int) -> None:
     front[_WORKERS + group * workers : _WORKERS + (group + 1) * workers] = 0.0
 
 
-def as_client_sees(config: FrontEndConfig, cluster: Cluster) -> None:
+def as_client_sees(cluster: Cluster) -> None:
     """Turn the stamps of the requests from the scheduler's clock to the client's."""
-    if config.takes_no_time:
-        return
     q = cluster.requests
     q.arrival_s -= q.front_s
     q.first_token_s += np.where(q.first_token_s >= 0, q.first_reply_s, 0.0)

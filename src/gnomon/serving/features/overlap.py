@@ -6,7 +6,8 @@ blocks and places of those that end in n. Nothing else happens to a replica mean
 the end of n and to hear the news just after that. A server with nothing in flight forms a batch at once.
 
 The host launches a batch as soon as it has formed it, so that launching n+1 hides behind n; and the next one is formed
-only when that is done.
+only when that is done. Where one thread does both, as in SGLang and TensorRT-LLM, the results of n, too, are taken in
+only then: its tokens go out, and what it has prefilled is handed over, when n+1 is launched.
 """
 
 from gnomon.jit import noinline
@@ -16,9 +17,13 @@ from gnomon.serving.features.handover import hand_over
 
 
 @noinline
-def apply_deferred(replica: Replica, now: float) -> None:
-    """Act on what has come since the batch that now starts was formed."""
-    state, r = replica.state, replica.state.first_deferred
+def apply_deferred(replica: Replica, now: float, heard_s: float) -> None:
+    """Act on what has come since the batch that now starts was formed; tokens of the last one go out at `heard_s`."""
+    state, r = replica.state, replica.state.first_answered
+    for _ in range(state.num_answered):
+        replica.requests[r].first_reply_s += heard_s - now
+        r = replica.requests[r].next_answered
+    state.num_answered, r = 0, state.first_deferred
     while state.num_deferred > 0:
         state.num_deferred -= 1
         request, following = replica.requests[r], replica.requests[r].next_waiting
@@ -26,8 +31,9 @@ def apply_deferred(replica: Replica, now: float) -> None:
             push_waiting(replica, r)
         elif request.processed >= request.total_tokens:
             finish(replica, r, now)
+            request.last_reply_s = max(request.last_reply_s, state.reply_s + heard_s - now)
         elif request.processed == request.prefill_tokens:
-            hand_over(replica, r, now)
+            hand_over(replica, r, heard_s)
         else:  # Its KV has landed.
             replica.running[state.num_running] = r
             state.num_running += 1

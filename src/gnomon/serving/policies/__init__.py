@@ -71,6 +71,8 @@ class PolicySpec:
     """A request whose KV comes from elsewhere computes its last prompt token once more, for the first token."""
     overlaps: bool = True
     """It can form a batch before the results of the one before are known (`batching.overlap`)."""
+    launches_first: bool = False
+    """Where it does, it launches the batch before it takes in those results."""
     has_stages: bool = True
     """It works with pipeline parallelism."""
     holds_back: str = ""

@@ -194,6 +194,7 @@ def _retract(replica: Replica) -> None:
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="prefill",
     mixes=False,
+    launches_first=True,  # managers/scheduler.py event_loop_overlap: run_batch, then the last result is processed.
     speculates=True,
     holds_back="keeps memory for part of the outputs that running requests have yet to produce",
     options={"receive_interval": 1.0, "max_prefill_tokens": 16384.0},

@@ -154,6 +154,7 @@ def _admit(replica: Replica, budget: int) -> int:
     reserves="request",
     holds_back="holds prompts back until a batch is fuller, or all ranks have some",
     has_chunk_cap=False,
+    launches_first=True,  # _torch/pyexecutor/py_executor.py: _forward_step, then _process_previous_batch.
     speculates=True,
     options=OPTIONS,
     memory=3,

@@ -9,7 +9,14 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.engine.allocation import make_idle, new_cluster
-from gnomon.serving.engine.state import NONE, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES, Cluster
+from gnomon.serving.engine.state import (
+    LAUNCHES_FIRST,
+    NONE,
+    OVERLAPS,
+    SURPLUS_ALWAYS,
+    SURPLUS_AMONG_DECODES,
+    Cluster,
+)
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import Adapters, new_adapters
 from gnomon.serving.features.iteration_breakdown import NUM_COLUMNS, tabulate
@@ -165,7 +172,8 @@ def fill_replicas(cluster: Cluster, pool: Pool, requests: Requests, first: int, 
     table.max_chunk_tokens = batching.max_chunk_tokens or pool.token_budget
     table.max_request_tokens = pool.max_request_tokens
     table.prefix_cache = batching.prefix_cache and pool.num_kv_blocks > 0
-    table.overlaps = batching.overlap and replica.pipeline_parallel == 1
+    if batching.overlap and replica.pipeline_parallel == 1:
+        table.overlaps = LAUNCHES_FIRST if pool.policy.launches_first else OVERLAPS
     if batching.overlap and batching.surplus_token:
         table.surplus = SURPLUS_ALWAYS if pool.policy.mixes else SURPLUS_AMONG_DECODES
     table.blocks_per_hash = max(1, requests.prefix_block_tokens // batching.block_size)

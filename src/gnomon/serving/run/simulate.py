@@ -138,7 +138,7 @@ def run(
     if opened.patience is not None:
         cluster, offered = opened.patience.told(cluster, log, offered)
     _check_clock(cluster, offered)
-    as_client_sees(scenario.front_end, cluster)
+    as_client_sees(cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes, *foreign(scenario.calibration, scenario.model, scenario.device)]
