@@ -164,7 +164,7 @@ COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "posttrain run examples/posttrain/small.yaml --num-steps 1": _posttrain,
     "posttrain compare examples/posttrain/small.yaml --num-steps 1 --no-oracle": _policies,
     "route compare chat --routers round_robin,least_outstanding --num-seeds 2 --num-requests 60 --jobs 1": _routers,
-    "verify posttrain --only E": _checks,
+    "verify posttrain --only Y": _checks,
     "catalog devices": _devices,
     f"workload show {SMALL}": _workload,
     "workload presets": _cells("preset", "prompt mean", "prompt p90", "output mean"),
