@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -52,8 +53,7 @@ def explain(given: Explainable, **asked: Unpack[Asked]) -> Result:
                     )
             except (OSError, ValueError, KeyError, TypeError):
                 note = "The folder has no summary to compare with."
-            found = again.explain(**asked)
-            return found.with_note(note) if note else found
+            return replace(again.explain(**asked), note=note)
     return simulate(scenario(given), explained=True, on_progress=asked.get("on_progress")).explain(**asked)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -93,10 +93,6 @@ class Explanation(Result):
     limits: list[Outcome] = field(default_factory=list, repr=False)
     """Resources made free, one at a time."""
     note: str = ""
-
-    def with_note(self, note: str) -> Explanation:
-        """This explanation with a remark."""
-        return replace(self, note=note)
 
     def __repr__(self) -> str:
         return f"Explanation({' '.join(self.sentences)})"

@@ -57,7 +57,7 @@ def search(
     if fresh and place is not None:
         for results in (place / "results.jsonl", *place.glob("*/results.jsonl")):
             results.unlink(missing_ok=True)
-    if question.is_matrix:
+    if question.models or question.workloads:
         return SearchMatrix(matrix.search_matrix(question, folder=place, jobs=jobs, ray=ray, on_progress=on_progress))
     file = None if place is None else place / "results.jsonl"
     return Search(study.search(question, results=file, jobs=jobs, ray=ray, on_progress=on_progress))

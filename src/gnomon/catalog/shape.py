@@ -115,10 +115,6 @@ class ModelShape(Config):
             return self.mlp_layers[layer % len(self.mlp_layers)]
         return "experts" if self.is_moe and layer >= self.num_dense_layers else "dense"
 
-    def has_experts(self, layer: int) -> bool:
-        """Whether this layer's MLP is a mixture of experts."""
-        return self.mlp_kind(layer) == "experts"
-
     def kinds(self, layers: range | None = None) -> Counter[tuple[AttentionKind, MlpKind]]:
         """How many of `layers` (all, if not given) have which attention and MLP."""
         layers = range(self.num_layers) if layers is None else layers

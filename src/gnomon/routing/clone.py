@@ -69,12 +69,8 @@ def _loss(scorer: Scorer, batch: dict[str, Tensor], config: CloneConfig) -> Tens
     log_p = log_probabilities(scorer(batch["rows"], batch["mask"]))
     loss = -(batch["targets"] * log_p).sum(-1).mean() * config.cross_entropy_weight
     if config.regret_weight:
-        loss = loss + config.regret_weight * _regret(log_p, batch).mean()
+        loss = loss + config.regret_weight * (log_p.exp() * batch["mask"] * batch["costs"]).sum(-1).mean()
     return loss
-
-
-def _regret(log_p: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    return (log_p.exp() * batch["mask"] * batch["costs"]).sum(-1)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -20,7 +20,7 @@ from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
-from gnomon.timing import SOURCES, TimingConfig
+from gnomon.timing import SOURCES
 
 BOUND = "lookahead, oracle lengths"
 TEACHER = "unselfish"
@@ -180,22 +180,16 @@ def find_scenario(name: str, source: str | None = None) -> Scenario:
         raise UnknownNameError("scenario", name, (*built_in_scenarios(), *cells()))
     else:
         found = load(Scenario, name)
-    return found if source is None else _with_source(found, source)
-
-
-def _with_source(scenario: Scenario, source: str) -> Scenario:
-    """The scenario with another `timing.source` in all its pools."""
+    if source is None:
+        return found
     if source not in SOURCES:
         raise UnknownNameError("timing source", source, SOURCES, where="source")
+    of = {"source": source}
     pools = tuple(
-        one if one.timing is None else one.model_copy(update={"timing": _from(one.timing, source)})
-        for one in scenario.pools
+        one.model_copy(update={"timing": one.timing.model_copy(update=of)}) if one.timing else one
+        for one in found.pools
     )
-    return scenario.model_copy(update={"timing": _from(scenario.timing, source), "pools": pools})
-
-
-def _from(timing: TimingConfig, source: str) -> TimingConfig:
-    return timing.model_copy(update={"source": source})
+    return found.model_copy(update={"timing": found.timing.model_copy(update=of), "pools": pools})
 
 
 def compare(

@@ -68,7 +68,12 @@ class VectorClusters:
         self.log = new_log(64, 64)
         self._starts = WARM_UP_ROUTERS if lopsided else WARM_UP_ROUTERS[:-1]
         self._engine = engine_of(self.traffic.policies, ROUTERS["round_robin"])
-        self._blank = self._new_cluster()
+        self._blank = new_cluster(
+            num_replicas=self.max_replicas, num_requests=self.num_requests, max_stages=self.traffic.max_stages,
+            max_running=self.traffic.max_running, block_size=self.traffic.block_size,
+            max_in_batch=self.traffic.max_in_batch, cached_blocks=self.traffic.cached_blocks,
+            blocks_per_request=self.traffic.blocks_per_request,
+        )  # fmt: skip
         self.many = self.new_ensemble(num_envs)
         self._step_all = bound(ensemble.step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
         self._warm_up = bound(ensemble.warm_up, self.many, self._engine, self.log, 0, 0)
@@ -195,15 +200,6 @@ class VectorClusters:
             wider[:, : cluster.prefix_hashes.shape[1]] = cluster.prefix_hashes
             fleets = self.many.fleets._replace(cluster=cluster._replace(prefix_hashes=wider))
             self.many = self.many._replace(fleets=fleets)
-
-    def _new_cluster(self) -> Cluster:
-        """The arrays of one lane, with room for whatever the traffic may hold."""
-        return new_cluster(
-            num_replicas=self.max_replicas, num_requests=self.num_requests, max_stages=self.traffic.max_stages,
-            max_running=self.traffic.max_running, block_size=self.traffic.block_size,
-            max_in_batch=self.traffic.max_in_batch, cached_blocks=self.traffic.cached_blocks,
-            blocks_per_request=self.traffic.blocks_per_request,
-        )  # fmt: skip
 
     def new_ensemble(self, lanes: int) -> ensemble.Ensemble:
         """Arrays for some clusters of this environment's size."""

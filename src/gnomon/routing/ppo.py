@@ -160,16 +160,6 @@ def merit(advantage: Tensor, group: int) -> Tensor:
 # The loss.
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The scheduled weights of one gradient step."""
-
-    kl: float
-    entropy: float
-    value: float
-    policy: float = 1.0
-
-
 def loss_terms(
     logits: Tensor, reference_log_p: Tensor, actions: Tensor, old_log_p: Tensor, merits: Tensor, clip: float
 ) -> dict[str, Tensor]:
@@ -309,28 +299,17 @@ class Trainer:
                 break
         return {name: value / passes for name, value in sums.items()} | {"policy/passes": passes}
 
-    def _weights(self) -> Weights:
+    def _gradient_step(self, batch: dict[str, Tensor]) -> dict[str, float]:
         c = self.config
         leads = 1.0 if self.update >= c.critic_warmup else 0.0
-        return Weights(
-            kl=leads * kl_weight(c, self.gradient_steps),
-            entropy=leads * entropy_weight(c, self.gradient_steps),
-            value=c.value_weight,
-            policy=leads,
-        )
-
-    def _gradient_step(self, batch: dict[str, Tensor]) -> dict[str, float]:
-        c, weights = self.config, self._weights()
+        kl, entropy = leads * kl_weight(c, self.gradient_steps), leads * entropy_weight(c, self.gradient_steps)
         with torch.no_grad():
             reference = log_probabilities(self.reference(batch["rows"], batch["mask"], batch["memory"]))
         scores = self.scorer(batch["rows"], batch["mask"], batch["memory"])
         terms = loss_terms(scores, reference, batch["actions"], batch["log_p"], batch["merits"], c.clip)
         error = functional.smooth_l1_loss(self.critic(batch["rows"], batch["mask"]), batch["returns"])
         loss = (
-            weights.policy * terms["policy"]
-            + weights.kl * terms["kl_reference"]
-            - weights.entropy * terms["entropy"]
-            + weights.value * error
+            leads * terms["policy"] + kl * terms["kl_reference"] - entropy * terms["entropy"] + c.value_weight * error
         )
         self.optimizer.zero_grad()
         loss.backward()
@@ -341,8 +320,8 @@ class Trainer:
         return {
             **{f"policy/{name}": float(value.detach()) for name, value in terms.items()},
             "critic/error": float(error.detach()),
-            "weights/kl": weights.kl,
-            "weights/entropy": weights.entropy,
+            "weights/kl": kl,
+            "weights/entropy": entropy,
         }
 
     def _validate(self) -> dict[str, float]:

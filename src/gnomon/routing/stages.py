@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from gnomon.core.config import dump, save
 from gnomon.core.errors import ConfigError, MissingExtraError
 from gnomon.core.files import write_frame, write_text
 from gnomon.core.parallel import map_ordered
+from gnomon.core.text import own_yaml
 from gnomon.routing import demos as demonstrations
 from gnomon.routing.config import RouteConfig
 
@@ -28,24 +30,7 @@ if TYPE_CHECKING:
     from gnomon.routing.ppo import Trainer
 
 
-SCALARS = {
-    "reward/mean": "Mean reward per decision; with the default reward, minus the scaled time that requests spend.",
-    "validation/reward": "Mean reward on traces that are never trained on, always taking the likeliest replica.",
-    "validation/gain": "Validation reward less that of the policy at the start: above 0 is better than the clone.",
-    "policy/policy": "The clipped objective (negative: the update improves on the policy that acted).",
-    "policy/kl_reference": "KL(policy || reference): how far the leash is stretched.",
-    "policy/kl_old": "KL to the policy that acted; the update ends early where it passes train.target_kl.",
-    "policy/entropy": "Entropy of the choice: 0 is sure, log(replicas) is uniform.",
-    "policy/ratio": "Mean probability ratio to the policy that acted; 1 before the first gradient step.",
-    "policy/clipped": "Share of decisions whose ratio left the clip range.",
-    "policy/passes": "Gradient steps of this update.", "critic/error": "Smooth L1 error of the critic.",
-    "critic/explained": "Share of the returns' variance that the critic predicts; below 0 it is worse than the mean.",
-    "weights/kl": "Weight of the leash: falls, then holds.", "weights/entropy": "Weight of the entropy.",
-    "cluster/top_share": "Share of the decisions that go to the busiest replica, mean over clusters.",
-    "cluster/backlog_growth": "Requests in the system late in the update over those early in it.",
-    "speed/decisions_per_s": "Decisions per second while collecting.", "speed/update_s": "Seconds of the whole update.",
-}  # fmt: skip
-"""Every scalar and what it says; the steps of the x axis are updates."""
+SCALARS: dict[str, str] = own_yaml(files("gnomon.routing") / "scalars.yaml")
 COLUMNS = ["update", "decisions", "gradient_steps", *SCALARS]
 
 

@@ -225,11 +225,6 @@ class SearchConfig(Config):
             raise ConfigError("the objective goodput_per_gpu needs slo.goodput.", where="slo.goodput")
         return self
 
-    @property
-    def is_matrix(self) -> bool:
-        """Whether several models or workloads are asked for."""
-        return bool(self.models or self.workloads)
-
 
 class BenchConfig(Config):
     """Models x workloads x schedulers."""

@@ -271,7 +271,7 @@ def _work(model: Model, device: Device, parallelism: Parallelism, config: Timing
         embedding = model.num_embedding_parameters * formats["embedding"].bytes_per_weight
         weights -= embedding / parallelism.tensor_parallel
     kv = model.kv_bytes_per_token(model.kv_precision(config.kv_dtype, config.dtype), parallelism.tensor_parallel)
-    routed = sum(model.has_experts(layer) for layer in range(model.num_layers)) * model.num_experts
+    routed = sum(model.mlp_kind(layer) == "experts" for layer in range(model.num_layers)) * model.num_experts
     experts = routed * model.num_expert_parameters * formats["routed_experts"].bytes_per_weight
     experts *= parallelism.tensor_parallel / parallelism.num_expert_ranks
     return np.array(

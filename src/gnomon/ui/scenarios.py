@@ -7,31 +7,16 @@ from typing import Any
 
 import yaml
 
-from gnomon.api.serving import NO_ENGINE, Scenario, decider_names, router_names
+from gnomon.api.serving import NO_ENGINE, Scenario
 from gnomon.core.config import Field, fields, load
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.core.text import parse_yaml, to_yaml
 from gnomon.ui import uploads
-from gnomon.ui.controls import Choice, Control, ControlError, Number
+from gnomon.ui.controls import ControlError
 from gnomon.workload.presets import preset_names
 
-APART, TIERS = "Prefill apart", "KV beyond the GPU"
 LINKS = {"host": (50.0, 0.0005), "ssd": (7.0, 0.002), "remote": (40.0, 0.004)}
 """GB/s and seconds of latency of a tier whose size alone is given: those of the example in docs/kv-tiers.md."""
-
-KV_CONTROLS: tuple[Control, ...] = (
-    Number("prefill", "Prefill replicas", 0, least=0, most=512, whole=True, group=APART,
-           help="Beside them, the replicas above only decode. 0: all do both."),
-    Number("prefill_tp", "Tensor parallel", "", least=1, most=64, whole=True, optional=True, group=APART,
-           help="As above if empty."),
-    Choice("decider", "Prefilled there", "always", field=("disaggregation.decider", "decider"), options=decider_names,
-           group=APART),
-    Choice("decode_router", "Decode router", "least_outstanding", field="disaggregation.decode_router",
-           options=router_names, wide=True, group=APART),
-    *(Number(f"{name}_gb", label, "", field=f"kv_tiers.{name}", least=0.001, optional=True, unit="GB", group=TIERS,
-             help=f"{LINKS[name][0]:g} GB/s")
-      for name, label in (("host", "Host memory"), ("ssd", "SSD"), ("remote", "Shared store"))),
-)  # fmt: skip
 
 
 def kv_fields(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,10 +28,6 @@ OWN = "page"
 """The message slot for mistakes that no control made."""
 
 
-def _nothing(state: State) -> list[Component]:
-    return []
-
-
 @dataclass(frozen=True)
 class Page:
     """One page of the site, at `/name`."""
@@ -41,7 +37,7 @@ class Page:
     body: Callable[[State], list[Component]]
     register: Callable[[Dash], None]
     controls: tuple[Control, ...] = ()
-    head: Callable[[State], list[Component]] = _nothing
+    head: Callable[[State], list[Component]] = lambda state: []
     """Further components below the controls."""
     without_effect: Callable[[State], Collection[str]] = lambda state: ()
     """Controls that have no effect in this state: they are out of sight from the first moment."""

@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.core.files import write_text
 from gnomon.core.text import parse_json
 from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.policies.snapshot import Actions, read_actions, read_snapshot, write_actions
+from gnomon.posttrain.policies.snapshot import ACTIONS, Actions, Snapshot, write_actions
 from gnomon.posttrain.simulator.record import RunRecord
 
 
@@ -51,9 +52,9 @@ def replay(policy: Policy, lines: Iterable[str], where: str = "line") -> Iterato
         data = parse_json(line, place)
         if not isinstance(data, dict):
             raise DataError("not a JSON object.", where=place, fix="One snapshot per line.")
-        snapshot = read_snapshot(data.get("snapshot", data), where=place)
+        snapshot = build(Snapshot, data.get("snapshot", data), where=place)
         try:
-            recorded = read_actions(data["actions"]) if "actions" in data else None
+            recorded = ACTIONS.validate_python(data["actions"]) if "actions" in data else None
         except ValidationError as error:
             raise DataError(f"unknown actions: {error.errors()[0]['msg']}.", where=place) from None
         yield Replayed(number, policy.decide(snapshot), recorded)

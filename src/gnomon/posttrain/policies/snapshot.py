@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from gnomon.core.config import Config, build
+from gnomon.core.config import Config
 
 Point = Literal["start", "check", "boundary", "waited", "stalled"]
 ComponentName = Literal["actor", "rollout", "inference"]
@@ -148,15 +148,7 @@ class Report(Config):
 
 Action = Annotated[Submit | Migrate | Finish | Scale | Wait | Report, Field(discriminator="kind")]
 Actions = list[Submit | Migrate | Finish | Scale | Wait | Report]
-_ACTIONS: TypeAdapter[Actions] = TypeAdapter(list[Action])
-
-
-def read_snapshot(data: dict[str, Any], where: str | None = None) -> Snapshot:
-    return build(Snapshot, data, where=where)
-
-
-def read_actions(data: Any) -> Actions:
-    return _ACTIONS.validate_python(data)
+ACTIONS: TypeAdapter[Actions] = TypeAdapter(list[Action])
 
 
 def write_actions(actions: Actions) -> list[dict[str, Any]]:

@@ -1,21 +1,20 @@
 """Fleet: a day of load over replicas that a controller starts and drains and that fail, live."""
 
+from functools import partial
 from typing import Any
 
 from dash import Dash
 from dash.development.base_component import Component
 
-from gnomon import catalog
 from gnomon.api.serving import Simulation, controller_names, simulate
 from gnomon.report.blocks import lines
 from gnomon.report.page import boxed
 from gnomon.report.serving.fleet import day_cards, day_tables
 from gnomon.ui.blocks import commands, graph, plots, section, shown
-from gnomon.ui.controls import Choice, Control, Number, Slider
+from gnomon.ui.pages.forms import form
 from gnomon.ui.pages.pieces import draw_live, view_of
 from gnomon.ui.scenarios import as_command, as_yaml
 from gnomon.ui.site_page import Page
-from gnomon.workload.presets import preset_names
 
 DAY_S = 86_400
 FIGURES = {
@@ -26,25 +25,7 @@ FIGURES = {
     "power": "Power over the day",
 }
 
-CONTROLS: tuple[Control, ...] = (
-    Choice("controller", "Controller", "slo_planner", options=lambda: controller_names(of_one_pool=True), wide=True,
-           field="fleet.controller.name"),
-    Choice("preset", "Requests", "bwb-4k", options=preset_names, wide=True, field="workload.preset"),
-    Slider("rate", "Requests per second", 5, least=0.1, most=10, step=0.1, field="workload.rate",
-           help="in the mean of the day"),
-    Slider("swing", "Peak over trough", 4, least=1, most=20, step=1, field="workload.arrivals"),
-    Number("least", "Min replicas", 1, least=0, most=64, whole=True, field="fleet.min_replicas"),
-    Number("most", "Max replicas", 12, least=1, most=64, whole=True, field=("fleet.max_replicas", "max_replicas")),
-    Number("interval", "Control interval", 60, least=5, most=3600, field="fleet.controller.interval_s", help="seconds"),
-    Number("node", "Node start-up", 60, least=0, most=3600, field="fleet.cold_start", help="seconds"),
-    Number("mtbf", "MTBF, hours", "", optional=True, least=0.1, most=1e5, field="fleet.failures",
-           help="of one replica; none unless given"),
-    Number("ttft", "TTFT at most", 2.0, least=0.01, most=600, field="slo", help="seconds"),
-    Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True, group="Replica"),
-    Choice("device", "GPU", "h200", options=catalog.device_names, field="device", group="Replica"),
-    Number("tensor_parallel", "Tensor parallel", 2, least=1, most=64, whole=True, field="replica.tensor_parallel",
-           group="Replica"),
-)  # fmt: skip
+CONTROLS = form("fleet", controller={"options": partial(controller_names, of_one_pool=True)})
 
 
 def body(state: dict[str, Any]) -> list[Component]:

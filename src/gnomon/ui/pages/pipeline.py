@@ -7,20 +7,16 @@ from typing import Any
 from dash import Dash, html, no_update
 from dash.development.base_component import Component
 
-from gnomon import catalog
 from gnomon.api import pipeline as api
 from gnomon.api.train import PRECISIONS, SHARDINGS, train
 from gnomon.core.errors import GnomonError
 from gnomon.report.pipeline.heat_map import cell_texts
 from gnomon.ui.blocks import cards_and_rest, commands, graph, section
-from gnomon.ui.controls import Choice, Control, ControlError, Number, Slider, Switch, Text
+from gnomon.ui.controls import Choice, ControlError, Text
+from gnomon.ui.pages.forms import form
 from gnomon.ui.pages.pieces import draw_live, not_tall, register_boxes, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.scenarios import folded
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
-
-
-def _degree(name: str, label: str, most: int = 4096, default: int = 1, **more: Any) -> Number:
-    return Number(name, label, default, least=1, most=most, whole=True, field=name, group="Layout", **more)
 
 
 def _orders() -> dict[str, str]:
@@ -32,26 +28,12 @@ def _schedules() -> dict[str, str]:
 
 
 USUAL = "usual"
-OF_MODEL: tuple[Control, ...] = (
-    Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True),
-    Choice("device", "GPU", "h100", options=catalog.device_names, field="device"),
-    Number("gpus", "GPUs", 64, least=1, most=1e6, whole=True, field="gpus"),
-    Number("batch", "Batch", 128, least=1, most=1e6, whole=True, field="batch", help="sequences per step"),
-    Number("sequence", "Tokens", 8192, least=1, most=1e7, whole=True, field="sequence", help="per sequence"),
-    Choice("precision", "Products in", "bf16", options=PRECISIONS, field="precision"),
-    _degree("tensor_parallel", "Tensor parallel", 64, 8),
-    _degree("pipeline_parallel", "Pipeline parallel", 512, 4),
-    _degree("virtual_stages", "Virtual stages", 64),
-    Choice("order", "Schedule", USUAL, options=_orders, field="schedule", wide=True, group="Layout"),
-    _degree("context_parallel", "Context parallel"),
-    _degree("expert_parallel", "Expert parallel"),
-    _degree("micro_batch", "Micro-batch", 1024, help="sequences"),
-    Choice("sharding", "Copies divide", "optimizer", options=SHARDINGS, field=("sharding", "shard_gpus"),
-           group="Memory"),
-    Choice("recompute", "Recompute", "none", options=("none", "selective", "full"), field="recompute", group="Memory"),
-    Switch("offload", "Activations wait on the host", group="Memory"),
-    Number("lora_rank", "LoRA rank", 0, least=0, most=1024, whole=True, help="0 trains all weights", group="Memory"),
-)  # fmt: skip
+OF_MODEL = form(
+    "model_on_gpus",
+    precision={"options": PRECISIONS},
+    order={"default": USUAL, "options": _orders},
+    sharding={"options": SHARDINGS},
+)
 
 
 GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
@@ -82,44 +64,9 @@ class PriorityText(Text):
         return value
 
 
-def _length(name: str, label: str, default: float | str, most: float = 1e6, **more: Any) -> Number:
-    return Number(name, label, default, group="Times of one micro-batch on one GPU", most=most, **more)
-
-
-PRIORITIES = "Priorities on the links"
-OF_SCHEDULES: tuple[Control, ...] = (
-    Choice("schedule", "Schedule", "1f1b", options=_schedules, wide=True),
-    Slider("stages", "Pipeline stages (GPUs)", 4, least=1, most=32, step=1, whole=True,
-           field=("stages", "ranks")),
-    Slider("n", "Micro-batches", 8, least=1, most=128, step=1, whole=True, field=("n", "microbatches")),
-    Number("chunks", "Stages per GPU", 2, least=1, most=16, whole=True, field="chunks"),
-    Number("limit", "Memory limit", "", optional=True, least=0.5, most=1e4, field=("memory_limit", "DataError"),
-           help="Activations a GPU may hold, in micro-batches"),
-    _length("fwd", "Forward", 1.0, field="fwd_len"),
-    _length("bwd", "Backward", 2.0, field="bwd_len"),
-    _length("wgrad", "Weight gradient", "", optional=True, field=("weight_grad_len", "a weight gradient"),
-            help="Of the backward; half unless given"),
-    _length("prop", "Transfer", 1.0, field="prop_len"),
-    _length("latency", "Latency", 0.0, field="latency"),
-    _length("sync", "Gradient sync", 2.0, field="sync_base_len"),
-    _length("sync_freq", "Sync every", 1, least=1, most=128, whole=True, field="sync_freq", help="micro-batches"),
-    _length("fwd_impact", "Sync slows forward by", 0.2, most=1),
-    _length("bwd_impact", "Sync slows backward by", 0.2, most=1),
-    PriorityText("fwd_prop", "Activations", "0.5", group=PRIORITIES),
-    PriorityText("grad_prop", "Gradients", "0.5", group=PRIORITIES),
-    PriorityText("grad_sync", "Gradient sync", "0.5", group=PRIORITIES,
-                 help="A weight, or a letter: a goes before b, both before weights"),
-    Switch("ideal", "Every transfer at full rate", group=PRIORITIES),
-    Choice("view", "Link lanes", "single_channel", group="Picture",
-           options={"single_channel": "one", "dual_channel": "down and up"}),
-    Choice("grid", "Heat map in steps of", "0.1", options=("0.05", "0.1", "0.2", "0.25"), group="Picture"),
-)  # fmt: skip
-CONTROLS: tuple[Control, ...] = (
-    Choice("tab", "Show", MODEL, wide=True,
-           options={MODEL: "a model on GPUs", SCHEDULES: "schedules, with given times"}),
-    *OF_MODEL,
-    *OF_SCHEDULES,
-)  # fmt: skip
+OF_SCHEDULES = form("schedules", PriorityText, schedule={"options": _schedules})
+TABS = {MODEL: "a model on GPUs", SCHEDULES: "schedules, with given times"}
+CONTROLS = (Choice("tab", "Show", MODEL, wide=True, options=TABS), *OF_MODEL, *OF_SCHEDULES)
 OF_TABS = {MODEL: tuple(one.name for one in OF_MODEL), SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
 
 

@@ -8,10 +8,8 @@ from typing import Any
 from dash import Dash, Output, ctx, html, no_update
 from dash.development.base_component import Component
 
-from gnomon import __version__, catalog
+from gnomon import __version__
 from gnomon.api.search import OBJECTIVES, Search, SearchConfig, check, fingerprint, finished_search, search
-from gnomon.api.serving import policy_names
-from gnomon.convert.commands import ENGINES
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.core.text import to_yaml
@@ -20,13 +18,13 @@ from gnomon.report.page import boxed
 from gnomon.report.search.files import space_figure
 from gnomon.ui import jobs
 from gnomon.ui.blocks import commands, graph, plots, section, shown
-from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Text
+from gnomon.ui.controls import Choices, ControlError, Hidden, Text
 from gnomon.ui.jobs import job_panel, register_job
+from gnomon.ui.pages.forms import form
 from gnomon.ui.pages.pieces import register_boxes
 from gnomon.ui.pages.serve import link
 from gnomon.ui.run_folders import find_runs, runs_folder
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
-from gnomon.workload.presets import preset_names
 
 
 def question_of(values: Mapping[str, Any]) -> SearchConfig:
@@ -136,38 +134,10 @@ class Some(Choices):
         return chosen
 
 
-CONTROLS: tuple[Control, ...] = (
-    Choice("dir", "Load saved search", "", options=searches, wide=True),
-    Choice("model", "Model", "llama-3-8b", options=catalog.model_names, field="model", wide=True, group="Question"),
-    Choice("workload", "Workload", "chat-1m", options=preset_names, wide=True, group="Question"),
-    Number("ttft", "TTFT P90 at most", 1000, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
-           field=("slo.ttft_s", "slo.goodput")),
-    Number("tbt", "TBT P99 at most", 100, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
-           field="slo.tbt_s", help="With good requests: TPOT of each"),
-    Choice("objective", "Best", "qps_per_dollar", options=OBJECTIVES, wide=True, group="Question", field="objective"),
-    Number("load", "Load to be served", "", optional=True, least=0.001, most=1e6, unit="/s", group="Question",
-           field="load"),
-    Some("devices", "GPUs", ("a100-80gb", "h100"), options=catalog.device_names, wide=True, group="Space",
-         field="device"),
-    Counts("tp", "Tensor parallel", "1, 2", group="Space", field="space.tensor_parallel"),
-    Counts("pp", "Pipeline parallel", "1", group="Space", field="space.pipeline_parallel"),
-    Counts("prefill", "Prefill replicas", "", optional=True, group="Space", help="And decode apart, if both are given"),
-    Counts("decode", "Decode replicas", "", optional=True, group="Space", field="space.disaggregated"),
-    Counts("replicas", "Replicas that do both", "", optional=True, group="Space", field="space.num_replicas",
-           help="1 unless given"),
-    Choices("engines", "Engines", ("vllm",), options={name: one.name for name, one in ENGINES.items()}, wide=True,
-            group="Space", field="engine"),
-    Choices("policies", "Batching without an engine", (), options=policy_names, wide=True, group="Space",
-            field="batching policy"),
-    Counts("tokens", "Token budgets", "512, 2048", optional=True, group="Space", field="space.batching"),
-    Counts("sequences", "Batch caps", "", optional=True, group="Space", help="The policy's own unless given"),
-    Choice("strategy", "Strategy", "smart", group="Effort",
-           options={"smart": "smart: only what may win", "exhaustive": "exhaustive: all"}, wide=True),
-    Number("effort", "Longest runs", 16_000, least=500, most=1e6, whole=True, group="Effort",
-           help="requests per replica", field="effort.max_requests"),
-    Number("seed", "Seed", 0, most=2**31, whole=True, group="Effort", field="seed"),
+CONTROLS = (
+    *form("plan", Counts, Some, dir={"options": searches}, objective={"options": OBJECTIVES}),
     Hidden("job"),
-)  # fmt: skip
+)
 
 
 def body(state: dict[str, Any]) -> list[Component]:

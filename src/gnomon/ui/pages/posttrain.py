@@ -6,7 +6,6 @@ from typing import Any
 from dash import Dash, Input, dcc, html, no_update
 from dash.development.base_component import Component
 
-from gnomon import catalog
 from gnomon.api import posttrain as api
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
@@ -15,28 +14,13 @@ from gnomon.report.blocks import Line
 from gnomon.report.posttrain.figures import policies_height
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards_and_rest, commands, section, shown
-from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
+from gnomon.ui.controls import ControlError, Hidden
 from gnomon.ui.jobs import job_panel, register_job
+from gnomon.ui.pages.forms import form
 from gnomon.ui.pages.pieces import draw_live, not_tall, register_boxes, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.uploads import check_is_data
 
-KEYS = {
-    "model": "model", "device": "device", "nodes": "cluster.num_nodes", "gpus": "cluster.gpus_per_node",
-    "actor": "cluster.component_placement.actor", "rollout": "cluster.component_placement.rollout",
-    "inference": "cluster.component_placement.inference", "policy": "policy.name",
-    "pre": "cluster.use_pre_process_policy", "wait": "cluster.use_wait_before_last_iter_policy",
-    "lend": "cluster.lend_inference", "prompts": "algorithm.rollout_batch_size", "samples": "algorithm.group_size",
-    "minibatches": "algorithm.n_minibatches", "staleness": "algorithm.staleness",
-    "logprobs": "algorithm.recompute_logprobs",
-    "lengths": "lengths.distribution", "mean": "lengths.mean", "shape": "lengths.shape",
-    "correlation": "lengths.group_correlation", "longest": "lengths.max_response",
-    "rollout_tp": "rollout.tensor_parallel", "running": "rollout.max_running_requests",
-    "actor_tp": "actor.tensor_parallel", "actor_share": "actor.efficiency",
-    "inference_tp": "inference.tensor_parallel", "inference_share": "inference.efficiency",
-    "migration": "transitions.migration_s", "switch": "transitions.switch_s", "steps": "num_steps", "seed": "seed",
-}  # fmt: skip
-"""The field behind each control."""
 MAX_SEQUENCES = 65_536
 """Sequences of all steps that a page waits for: a second or two."""
 
@@ -67,60 +51,21 @@ def config_of(values: Mapping[str, Any]) -> api.Posttrain:
 ALLOCATION_PX = 760
 COMPARE, PLAN = "compare", "plan"
 QUESTIONS = {COMPARE: "Policies on this placement", PLAN: "Modes, splits and layouts for these GPUs"}
-PLACEMENT = "cluster.component_placement"
 HOW = "On the same lengths. A click on a policy shows its time line above."
 
 
-def _number(name: str, label: str, default: Any, group: str, *, most: float, **more: Any) -> Number:
-    return Number(name, label, default, group=group, field=KEYS[name], most=most, **more)
-
-
-def _count(name: str, label: str, default: int, group: str, *, most: float, **more: Any) -> Number:
-    return _number(name, label, default, group, most=most, least=1, whole=True, **more)
-
-
-CONTROLS: tuple[Control, ...] = (
-    Choice("policy", "Policy", "elastic", wide=True, options=api.POLICIES.names,
-           field=("policy.name", "scheduling policy")),
-    Switch("pre", "Rollout also starts on the actor's GPUs", default=True, wide=True),
-    Switch("wait", "Wait before the last mini-batch", wide=True),
-    Switch("lend", "Rollout also starts on the inference GPUs", wide=True),
-    Choice("model", "Model", "qwen2.5-1.5b", options=catalog.model_names, field="model", wide=True, group="Cluster"),
-    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Cluster", wide=True),
-    _count("nodes", "Nodes", 1, "Cluster", most=64),
-    _count("gpus", "GPUs per node", 8, "Cluster", most=64),
-    Text("actor", "Actor", "0-1", field=(f"{PLACEMENT}.actor", PLACEMENT), group="Placement: GPUs of each component"),
-    Text("rollout", "Rollout", "2-6", field=f"{PLACEMENT}.rollout", group="Placement: GPUs of each component"),
-    Text("inference", "Inference", "7", field=f"{PLACEMENT}.inference", group="Placement: GPUs of each component",
-         help="Such as 0-3,8 or all"),
-    Switch("logprobs", "Recompute log-probabilities", default=True, group="Placement: GPUs of each component"),
-    _count("prompts", "Prompts", 64, "Step", most=65_536),
-    _count("samples", "Samples per prompt", 8, "Step", most=512),
-    _count("minibatches", "Mini-batches", 4, "Step", most=256),
-    _count("steps", "Steps", 1, "Step", most=20),
-    _number("staleness", "Staleness", 0, "Step", most=8, help="Above 0: generation goes on beside training"),
-    Choice("lengths", "Distribution", "gamma", options=("gamma", "lognormal", "fixed"), group="Lengths"),
-    _number("shape", "Shape", 3.1, "Lengths", least=0.05, most=1000, help="Small: a long tail"),
-    Slider("mean", "Mean tokens", 8000, least=100, most=30_000, log=True, field=KEYS["mean"], group="Lengths"),
-    _count("longest", "Longest response", 16_384, "Lengths", most=1_000_000),
-    _number("correlation", "Group correlation", 0.5, "Lengths", most=0.999),
-    _count("rollout_tp", "Rollout TP", 1, "Components", most=64),
-    _count("running", "Max running", 64, "Components", most=100_000),
-    _count("actor_tp", "Actor TP", 1, "Components", most=64),
-    _number("actor_share", "Actor efficiency", 1.0, "Components", least=0.001, most=2),
-    _count("inference_tp", "Inference TP", 1, "Components", most=64),
-    _number("inference_share", "Inference efficiency", 1.0, "Components", least=0.001, most=2),
-    _number("migration", "Migration", 4.0, "Components", most=1e4, unit="s"),
-    _number("switch", "Switch", "", "Components", most=1e4, unit="s", optional=True, help="Empty: by the actor's size"),
-    _number("seed", "Seed", 0, "Components", most=2**31, whole=True),
-    Choice("question", "Question", COMPARE, options=QUESTIONS, wide=True, group="Comparison"),
-    Number("lag", "Most lag of a plan", 1, most=8, least=0, whole=True, group="Comparison",
-           help="Weight updates from a first token to its training"),
-    Choices("policies", "Policies", api.COMPARED, options=api.POLICIES.names, wide=True, group="Comparison"),
-    Switch("oracle", "With the oracle, which knows every length", wide=True, group="Comparison"),
+CONTROLS = (
+    *form(
+        "posttrain",
+        policy={"options": api.POLICIES.names},
+        question={"default": COMPARE, "options": QUESTIONS},
+        policies={"default": api.COMPARED, "options": api.POLICIES.names},
+    ),
     Hidden("job"),
-)  # fmt: skip
+)
 CLUSTER_FLAGS = ("pre", "wait", "lend")
+KEYS = {one.name: one.field if isinstance(one.field, str) else one.field[0] for one in CONTROLS if one.field}
+"""The field behind each control."""
 
 
 def head(state: dict[str, Any]) -> list[Component]:

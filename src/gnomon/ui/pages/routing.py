@@ -8,9 +8,8 @@ import polars as pl
 from dash import Dash, dcc, html, no_update
 from dash.development.base_component import Component
 
-from gnomon import catalog
 from gnomon.api.comparison import Comparison, compare
-from gnomon.api.serving import Scenario, policy_names, router_names
+from gnomon.api.serving import Scenario, router_names
 from gnomon.api.serving import scenario as new_scenario
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.blocks import Line, Table, legend, lines
@@ -27,8 +26,9 @@ from gnomon.report.routing.files import (
 from gnomon.report.serving.compare import variant_row
 from gnomon.ui import jobs
 from gnomon.ui.blocks import commands, graph, plots, section, shown
-from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Slider, Switch, Text
+from gnomon.ui.controls import Hidden
 from gnomon.ui.jobs import job_panel, register_job
+from gnomon.ui.pages.forms import form
 from gnomon.ui.pages.pieces import not_tall, tall, tall_graph, tall_outputs
 from gnomon.ui.pages.serve import link
 from gnomon.ui.run_folders import folders, runs_folder
@@ -36,7 +36,6 @@ from gnomon.ui.scenarios import as_yaml, further_settings, to_scenario
 from gnomon.ui.serving import requests_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.turns import told_if_too_large
-from gnomon.workload.presets import preset_names
 
 METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
 STATISTICS = {"mean": "mean", "p99": "P99"}
@@ -151,34 +150,17 @@ HINT = (
     "such as those of gnomon route."
 )
 
-CONTROLS: tuple[Control, ...] = (
-    Choices("routers", "Routers", router_names(), options=router_names, wide=True, field=("routers", "router")),
-    Choice("baseline", "Against", "round_robin", options=router_names, field="router.name", wide=True),
-    Choice("metric", "Latency", "e2e_s", options=METRICS, wide=True),
-    Choice("statistic", "Figure", "mean", options=STATISTICS),
-    Number("seed", "Seed", 0, most=2**31, whole=True, field="seed"),
-    Choice("model", "Model", "llama-3-8b", options=catalog.model_names, field="model", wide=True, group="Scenario"),
-    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Scenario"),
-    Number("replicas", "Replicas", 4, field="num_replicas", least=1, most=64, whole=True, group="Scenario"),
-    Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "DoesNotFitError"), least=1, most=64,
-           whole=True, group="Scenario"),
-    Choice("policy", "Batching", "vllm_v1", options=policy_names, field=("batching.policy", "batching policy"),
-           group="Scenario"),
-    Choice("workload", "Workload", "chat-1m", options=preset_names, field="workload.preset", wide=True,
-           group="Scenario"),
-    Slider("rate", "Requests per second", 90, least=0.1, most=2000, log=True, field="workload.rate", group="Scenario"),
-    Number("requests", "Requests", 4000, least=10, most=MAX_REQUESTS, whole=True, field="workload.num_requests",
-           group="Scenario"),
-    Number("cv", "Burstiness", 4, least=0.05, most=50, field="workload.arrivals.cv", group="Scenario",
-           help="1: Poisson; arrivals in further settings come first"),
-    Text("scenario", "Further settings", "", wide=True, group="Scenario",
-         help="Any field of a scenario, e.g. batching.prefix_cache: false"),
-    Choices("runs", "Run directories", (), options=metric_folders, wide=True, group=CURVES, field="DataError"),
-    Text("columns", "Columns with", "", group=CURVES, help="Words, such as reward, kl"),
-    Slider("smooth", "Smoothing", 0.0, least=0, most=0.99, step=0.01, group=CURVES),
-    Switch("follow", "Read again every few seconds", wide=True, group=CURVES),
+CONTROLS = (
+    *form(
+        "routing",
+        routers={"default": router_names()},
+        metric={"options": METRICS},
+        statistic={"options": STATISTICS},
+        requests={"most": MAX_REQUESTS},
+        runs={"options": metric_folders},
+    ),
     Hidden("job"),
-)  # fmt: skip
+)
 FOR_CURVES = tuple(one.name for one in CONTROLS if one.group == CURVES)
 VIEWED = ("metric", "statistic")
 """What is shown of a comparison that has been made."""

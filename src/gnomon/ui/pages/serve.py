@@ -7,18 +7,17 @@ import numpy as np
 from dash import Dash, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
-from gnomon import catalog
-from gnomon.api.serving import DEFAULT_RATE, NO_ENGINE, Scenario, policy_names, router_names
+from gnomon.api.serving import DEFAULT_RATE, NO_ENGINE, Scenario, decider_names, policy_names
 from gnomon.convert.commands import ENGINES
 from gnomon.core.errors import GnomonError
 from gnomon.report.blocks import Table
 from gnomon.report.serving.figures import LATENCIES
-from gnomon.report.serving.page import TERMS
 from gnomon.ui import blocks, uploads
-from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
+from gnomon.ui.controls import Hidden, select_options
 from gnomon.ui.pages import serve_answers as answers
+from gnomon.ui.pages.forms import form
 from gnomon.ui.pages.serve_answers import register_live
-from gnomon.ui.scenarios import KV_CONTROLS, OF_ENGINE, OTHER, to_scenario, to_values
+from gnomon.ui.scenarios import LINKS, OF_ENGINE, OTHER, to_scenario, to_values
 from gnomon.ui.serving import simulated
 from gnomon.ui.site_page import Page, callback
 from gnomon.ui.turns import Question, Stale
@@ -36,44 +35,16 @@ def _policies() -> dict[str, str]:
 
 
 HINT = "Click a point of a latency distribution to see why that request took so long."
-DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "SLO"
-CONTROLS: tuple[Control, ...] = (
-    Choice("model", "Model", "llama-3-8b", field="model", options=catalog.model_names, wide=True, is_open=True,
-           group=DEPLOYMENT),
-    Choice("device", "GPU", "h200", field=("device", "node"), options=catalog.device_names, is_open=True,
-           group=DEPLOYMENT),
-    Number("replicas", "Replicas", 1, field=("num_replicas", "pools"), least=1, most=512, whole=True,
-           group=DEPLOYMENT),
-    Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "tensor_parallel", "DoesNotFitError"),
-           least=1, most=64, whole=True, group=DEPLOYMENT),
-    Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
-           whole=True, group=DEPLOYMENT),
-    Choice("engine", "Engine", "vllm", field="engine", group=DEPLOYMENT,
-           options={**{name: one.name for name, one in ENGINES.items()}, NO_ENGINE: "none: kernels only"},
-           tip="Its scheduler, limits, memory, kernels and host time, where nothing else is set"),
-    Choice("policy", "Batching", OF_ENGINE, field=("batching.policy", "batching policy"), options=_policies,
-           group=DEPLOYMENT, tip="Without an engine: vllm_v1"),
-    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names, wide=True,
-           group=DEPLOYMENT),
-    Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
-           least=0.1, most=2000, log=True, optional=True, group=LOAD),
-    Choice("workload", "Workload", "chat-1m", field=("workload.preset", "workload.trace.file", "preset"),
-           options=_workloads, group=LOAD),
-    Number("requests", "Requests", 10000, field="workload.num_requests", least=10, most=MAX_REQUESTS, whole=True,
-           optional=True, group=LOAD),
-    Number("ttft", "TTFT P99 at most", 500, field="slo.ttft_s", least=0.001, optional=True, unit="ms", group=LIMITS,
-           tip=TERMS["time to first token"]),
-    Number("tpot", "TPOT P99 at most", 50, field="slo.tpot_s", least=0.001, optional=True, unit="ms", group=LIMITS,
-           tip=TERMS["time per output token"]),
-    Number("e2e", "E2E P99 at most", "", field="slo.e2e_s", least=0.001, optional=True, unit="s", group=LIMITS,
-           tip=TERMS["end to end"]),
-    Choice("curve", "Load curve of", "ttft", options={"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}, group=LIMITS),
-    *KV_CONTROLS,
-    Text("scenario", "Further settings", "", wide=True, group="More",
-         help="Any field of a scenario, such as replica.data_parallel: 2"),
-    Text("columns", "Trace columns", "", wide=True, group="More",
-         help="For a trace with other names: prompt=NAME, output=NAME, arrival=NAME, time_unit=ms"),
-)  # fmt: skip
+CONTROLS = form(
+    "serve",
+    engine={"options": {name: one.name for name, one in ENGINES.items()} | {NO_ENGINE: "none: kernels only"}},
+    policy={"options": _policies},
+    rate={"default": DEFAULT_RATE},
+    workload={"options": _workloads},
+    requests={"most": MAX_REQUESTS},
+    decider={"options": decider_names},
+    **{f"{name}_gb": {"help": f"{bandwidth:g} GB/s"} for name, (bandwidth, _) in LINKS.items()},
+)
 
 
 def _top() -> Component:

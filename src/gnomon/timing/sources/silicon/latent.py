@@ -105,7 +105,8 @@ def find_latent(
                     others = [latent_kernels(one, operator.kind, True, kv_dtype, *shape) for one in same]
                     found, is_cut = _without_launches(found, _shortest(others, work.num_heads))
                     words += ", without its launches" if is_cut else ""
-                found = _remainder(found, operator.kind == "attention_prefill", latent, OURS[shape[1]])
+                tokens = found.sizes[:, 0]  # Of one prompt, or one of each decoding sequence.
+                found = less(found, latent.projections(operator.kind == "attention_prefill", tokens, OURS[shape[1]]))
             if kv_dtype != kv:
                 words += f", {kv_dtype} KV"
             return Found(found, words + ("" if table.engine == query.engine else excuses)), form.is_module
@@ -149,11 +150,6 @@ def _shortest(others: list[Kernels], heads: int) -> float:
     """The least time of any prompt in any engine's table."""
     times = [s.seconds.min() for one in others for key, s in one.bundle.samples.items() if key[1] == heads]
     return float(min(times, default=np.inf))
-
-
-def _remainder(samples: Samples, is_prompt: bool, latent: LatentQuery, dtype: str) -> Samples:
-    tokens = samples.sizes[:, 0]  # Of one prompt, or one of each decoding sequence.
-    return less(samples, latent.projections(is_prompt, tokens, dtype))
 
 
 def _of_heads(kernels: Kernels, operator: Operator, work: Prefill | Decode, query: Query) -> Samples | None:
