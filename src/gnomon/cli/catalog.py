@@ -1,12 +1,12 @@
 """`gnomon catalog`: what is built in."""
 
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import Any
 
 from gnomon import catalog
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import about
-from gnomon.cli.printing import listing
+from gnomon.cli.options import about, listing
 
 Row = dict[str, Any]
 
@@ -101,29 +101,17 @@ def _sources(_: bool) -> list[Row]:
     return [{"source": name, "what": what} for name, what in source_names().items()]
 
 
-listing(
-    command, "catalog devices", "GPUs: peak FLOP/s, memory, bandwidth, price (also: gpus).",
-    lambda as_json: [(_plain if as_json else _device)(catalog.device(name)) for name in catalog.device_names()],
-    "Dense FLOP/s. Sources of every number: --json.",
-)  # fmt: skip
-listing(
-    command, "catalog nodes", "Servers: GPUs and the links between them.",
-    lambda as_json: [(_plain if as_json else _node)(catalog.node(name)) for name in catalog.node_names()],
-    "Bandwidth per GPU and direction that collectives reach.",
-)  # fmt: skip
-listing(
-    command, "catalog models", "Language models: shape, parameters, KV cache.",
-    lambda as_json: [(_model_data if as_json else _model)(catalog.model(name)) for name in catalog.model_names()],
-    "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits, of layers that keep every token. "
-    "Weights: the checkpoint's own number format. Hugging Face names: --json. "
-    "Any other model: give the path of its config.json instead of a name.",
-)  # fmt: skip
-listing(
-    command, "catalog quantization", "Number formats of weights that `dtype` may name, beside `auto`.",
-    lambda as_json: [(_scheme_data if as_json else _scheme)(name) for name in catalog.scheme_names()],
-    "Bytes per weight of routed experts, scales included. Embedding, head, router and norms stay in 16 bits.",
-)  # fmt: skip
-listing(command, "catalog sources", "Where the seconds of operators can come from.", _sources)
+def _named(
+    names: Callable[[], Iterable[str]], get: Callable[[str], Any], row: Callable[[Any], Row], data: Callable[[Any], Row]
+) -> Callable[[bool], list[Row]]:
+    return lambda as_json: [(data if as_json else row)(get(name)) for name in names()]
+
+
+listing(command, "catalog devices", _named(catalog.device_names, catalog.device, _device, _plain))
+listing(command, "catalog nodes", _named(catalog.node_names, catalog.node, _node, _plain))
+listing(command, "catalog models", _named(catalog.model_names, catalog.model, _model, _model_data))
+listing(command, "catalog quantization", _named(catalog.scheme_names, str, _scheme, _scheme_data))
+listing(command, "catalog sources", _sources)
 gpus = copy(command.commands["devices"])
 gpus.hidden = True  # The same under the word that the flag has.
 command.add_command(gpus, "gpus")

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, reduce, wraps
 from importlib.resources import files
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_origin
 
 import click
 
-from gnomon.cli.printing import json_option, show
+from gnomon.cli.printing import json_option, print_rows, show
 from gnomon.cli.progress import progress
 from gnomon.core.config import Config, Field, fields, submodels
 from gnomon.core.short_names import short_names
@@ -243,6 +243,15 @@ def verb(name: str, *shared: str) -> Callable[[F], F]:
         return listed(name, *shared)(function)
 
     return decorate
+
+
+def listing(group: click.Group, name: str, rows: Callable[[bool], Sequence[Mapping[str, Any]]]) -> None:
+    """A command of a group that shows what is built in: `rows`, which are told whether they become JSON."""
+
+    def show(as_json: bool) -> None:
+        print_rows(rows(as_json), as_json=as_json, caption=_verbs()[name].get("caption", ""))
+
+    group.command(name.rpartition(" ")[2], help=about(name))(json_option(show))
 
 
 def about(name: str) -> str:

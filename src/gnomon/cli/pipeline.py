@@ -8,8 +8,8 @@ import click
 
 from gnomon.api import pipeline as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, about, listed, verb
-from gnomon.cli.printing import json_option, listing, print_json, show
+from gnomon.cli.options import SectionedCommand, about, listed, listing, verb
+from gnomon.cli.printing import json_option, print_json, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
@@ -144,11 +144,7 @@ def sweep_and_plot(out: Path, **given: Any) -> None:
     _draw(path, out / "heatmaps" / name, given["jobs"])
 
 
-listing(
-    command, "pipeline schedules", "List the built-in schedules with their idle time and memory in closed form.",
-    lambda as_json: api.schedules(),
-    "p ranks, m micro-batches, v chunks; F, I, W, B = I+W: a whole rank's times; no communication.",
-)  # fmt: skip
+listing(command, "pipeline schedules", lambda as_json: api.schedules())
 
 
 @command.command(context_settings=SPELLING)

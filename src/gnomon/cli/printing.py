@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import east_asian_width
 
@@ -58,17 +58,6 @@ def print_rows(
         return
     left = None if right is None or not rows else [name for name in rows[0] if name not in right]
     print_blocks([Table(rows, title or "", caption or "", left)])
-
-
-def listing(
-    group: click.Group, name: str, about: str, rows: Callable[[bool], Sequence[Mapping[str, Any]]], caption: str = ""
-) -> None:
-    """A command of a group that shows what is built in: `rows`, which are told whether they become JSON."""
-
-    def show(as_json: bool) -> None:
-        print_rows(rows(as_json), as_json=as_json, caption=caption)
-
-    group.command(name.rpartition(" ")[2], help=f"{about}\n\n\b\nExample:\n  gnomon {name}")(json_option(show))
 
 
 def print_lines(texts: Iterable[str], kind: Literal["plain", "note"] = "plain") -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import click
 from pydantic import ConfigDict, NonNegativeInt
 
-from gnomon.cli.options import SectionedCommand, about, config_options, verb
-from gnomon.cli.printing import json_option, listing, print_json, print_lines, print_rows
+from gnomon.cli.options import SectionedCommand, about, config_options, listing, verb
+from gnomon.cli.printing import json_option, print_json, print_lines, print_rows
 from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
 from gnomon.workload.config import WorkloadConfig
@@ -128,11 +128,9 @@ def _formats(as_json: bool) -> list[dict[str, Any]]:
     ]
 
 
-listing(command, "workload clients", "Benchmark clients that are built in.", _clients,
-        "Numbers and sources with --json.")  # fmt: skip
-listing(command, "workload presets", "Named length distributions that are built in.", _presets,
-        "Statistics of 100,000 draws; sources with --json.")  # fmt: skip
-listing(command, "workload formats", "Trace formats that `--workload.trace.file` reads.", _formats)
+listing(command, "workload clients", _clients)
+listing(command, "workload presets", _presets)
+listing(command, "workload formats", _formats)
 
 
 @command.command()

@@ -95,17 +95,9 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
         raise ConfigError(
             f"models with head dimensions {sorted(head_dims)} in one bundle.", fix="Profile them one by one."
         )
-    return Shapes(
-        dtype=dtype,
-        head_dim=head_dims.pop(),
-        models=[catalog.model(name).name for name in models],
-        tensor_parallel=degrees,
-        gemm=list(found["gemm"]),
-        head=list(found["head"]),
-        elementwise=list(found["elementwise"]),
-        attention=list(found["attention"]),
-        moe=list(found["moe"]),
-    )
+    names = [catalog.model(name).name for name in models]
+    kinds: dict[str, Any] = {kind: list(shapes) for kind, shapes in found.items()}
+    return Shapes(dtype=dtype, head_dim=head_dims.pop(), models=names, tensor_parallel=degrees, **kinds)
 
 
 ELEMENTWISE = ("embedding", "norm", "add_norm", "qk_norm", "rotary", "kv_write", "activation", "activation_plain",
