@@ -24,8 +24,7 @@ from gnomon.verify.silicon.launch import data
 from gnomon.verify.silicon.predict import Scored, predict, score
 from gnomon.verify.silicon.say import ENGINES, error_row
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep, model_of
-from gnomon.verify.silicon.scores import GROUPS, errors_by, errors_of, ranking
-from gnomon.verify.silicon.verdict import FIGURES, SETS, Verdict
+from gnomon.verify.silicon.verdict import FIGURES, GROUPS, SETS, Verdict, errors_by, errors_of, ranking
 
 SAMPLE = 200
 

@@ -18,9 +18,8 @@ from gnomon.verify.silicon.launch import data, doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
 from gnomon.verify.silicon.say import summary_rows, text, write_page
 from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep, scenario_of
-from gnomon.verify.silicon.scores import errors_of, ranking
 from gnomon.verify.silicon.servers import Layout, Server, _with_problem, servers
-from gnomon.verify.silicon.verdict import FIGURES, Verdict
+from gnomon.verify.silicon.verdict import FIGURES, Verdict, errors_of, ranking
 
 LLAMA = "2026_04_06_llama_3_1_70b_b200_sxm_vllm_fp8_agg_8192x1024_c32_tp4_ep1_812"
 

@@ -76,7 +76,6 @@ KINDS = (
     "bench_serving, AIPerf, genai-perf or inference-perf, scrapes of /metrics, or a folder of gnomon"
 )
 
-
 WANTED = (
     "Steps need duration_s (or start_s and end_s), prefill_tokens and decodes, and are better with decode_kv, "
     "sequences, running, waiting; requests need arrival_s, first_token_s, finished_s, prompt_tokens, output_tokens."

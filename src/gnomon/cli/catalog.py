@@ -10,7 +10,6 @@ from gnomon.cli.options import about, listing
 
 Row = dict[str, Any]
 
-
 command = NearGroup("catalog", help=about("catalog"))
 
 

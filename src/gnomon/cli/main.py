@@ -40,7 +40,6 @@ COMMANDS = {
     "completion": "Print the shell completion script.",
 }
 
-
 MODULES = {
     **{name: f"serving:{name.replace('-', '_')}" for name in (
         "simulate", "capacity", "serve", "compare", "explain", "check", "check-policy", "calibrate", "explain-gap",

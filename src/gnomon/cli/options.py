@@ -192,7 +192,6 @@ def together(*options: Callable[[F], F]) -> Callable[[F], F]:
 worker_options = together(jobs_option, ray_option)
 """Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
 
-
 SHARED = {
     "runs": click.argument("given", metavar="RUN...", nargs=-1, required=True, type=click.Path()),
     "file": click.argument("given", metavar="FILE", type=click.Path(path_type=Path)),

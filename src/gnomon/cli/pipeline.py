@@ -16,10 +16,8 @@ from gnomon.core.files import write_text
 
 command = NearGroup("pipeline", help=about("pipeline"))
 
-
 SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
 """Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
-
 
 STEP = (
     "n", "stages", "fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len", "fwd_impact", "bwd_impact",

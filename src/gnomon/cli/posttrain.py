@@ -15,7 +15,6 @@ from gnomon.core.errors import ConfigError
 
 config_argument = click.argument("config", type=click.Path(dir_okay=False))
 
-
 command = NearGroup("posttrain", help=about("posttrain"))
 
 

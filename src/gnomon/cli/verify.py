@@ -18,7 +18,6 @@ from gnomon.core.text import own_yaml, to_yaml
 PICTURES = {"html": "over_time.html", "svg": "cdf.svg", "page": "leaderboard.html"}
 """What a check can draw, by the option that names its file."""
 
-
 command = NearGroup("verify", help=about("verify"))
 
 

@@ -25,7 +25,6 @@ class WorkloadOf(Config):
 
 scenario_argument = click.argument("scenario", required=False, type=click.Path())
 
-
 command = click.Group("workload", help=about("workload"))
 
 

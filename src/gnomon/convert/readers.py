@@ -111,7 +111,6 @@ READERS: dict[str, Callable[[Any], Any]] = {
 }
 """What makes an option's value, by the name that the option maps have for it."""
 
-
 Values = dict[str, Any]
 
 MAX_PREFILL_TOKENS = 16384

@@ -281,7 +281,6 @@ def prove(
 OF_REFERENCE = "WN"
 """Sources that read the reference data."""
 
-
 CONSTANTS = {name: DATA[name]["constants"] for name in ("verl", "nemo")}
 NOTES = {letter: note.format_map(CONSTANTS) for letter, note in DATA["notes"].items()}
 

@@ -185,7 +185,6 @@ def distributions_figure(title: str, values: Mapping[str, Floats]) -> Figure:
 STATISTICS = {"mean": "mean", "P50": "p50", "P99": "p99"}
 COLUMNS = {f"{m.upper()} {words}": f"{m}_{s}_s" for m in ("e2e", "ttft") for words, s in STATISTICS.items()}
 
-
 GOAL_NOTE = (
     "yes or NO: with the whole interval. open: the goal lies inside the interval; more seeds (--num-seeds) tell."
 )

@@ -23,7 +23,6 @@ HEADINGS = {
 }
 """Of the scatters, by objective."""
 
-
 MOST_TIES = 5
 
 

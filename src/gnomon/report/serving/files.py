@@ -92,7 +92,6 @@ def _contiguous(values: object) -> object:
 EXTRAS = ("csv", "events", "operators")
 """What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
 
-
 _TABLES = ("requests", "iterations", "operators", "operators_over_time", "fleet")
 FILES = (
     "scenario.yaml", "summary.json", *(f"{table}.{suffix}" for table in _TABLES for suffix in ("parquet", "csv")),

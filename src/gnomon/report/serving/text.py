@@ -33,9 +33,7 @@ LATENCIES = {
 
 Row = dict[str, Any]
 
-
 MAX_REPLICA_ROWS = 8
-
 
 DETAIL = re.compile(r"[a-z_]+(:| has no | is extrapolated )")
 """How a note begins that a timing source makes about single operators."""

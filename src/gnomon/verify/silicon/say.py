@@ -16,9 +16,8 @@ from gnomon.verify.findings import Findings, Progress, proof
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.launch import data_text
 from gnomon.verify.silicon.predict import Scored, score
-from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
 from gnomon.verify.silicon.servers import Layout
-from gnomon.verify.silicon.verdict import SETS, Verdict
+from gnomon.verify.silicon.verdict import GROUPS, SETS, Errors, Verdict, errors_by, errors_of, per_gpu
 
 ENGINES = dict(zip(NAMES, look.COLOURS, strict=False))
 WORST = 12
