@@ -11,7 +11,7 @@ from gnomon.calibration.replay import latencies, simulated_latencies
 from gnomon.core import units
 from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, View, lines
-from gnomon.report.look import AXIS, COLOURS, figure, line
+from gnomon.report.look import AXIS, COLOURS, dots, figure, line
 from gnomon.serving.scenario.calibration import Calibration
 
 METRICS = ("ttft", "tpot", "e2e")
@@ -181,8 +181,7 @@ def time_lines(gap: Gap) -> Figure:
     traces: list[dict[str, Any]] = []
     steps = gap.log.steps
     if steps is not None:
-        at = steps.start_s if steps.start_s is not None else np.cumsum(steps.seconds) - steps.seconds
-        traces.append(_dots(at - at[0], 1e3 * steps.seconds, "recorded iterations", 1, 0))
+        traces.append(_dots(steps.at_s, 1e3 * steps.seconds, "recorded iterations", 1, 0))
     traces.append(_dots(ours["start"], 1e3 * ours["seconds"], "simulated iterations", 1, 1))
     recorded, simulated = latencies(gap.log.stamps), simulated_latencies(gap.done)
     q = gap.done.cluster.requests
@@ -204,13 +203,10 @@ def time_lines(gap: Gap) -> Figure:
 
 
 def _dots(at: Floats, values: Floats, name: str, axis: int, colour: int, *, shown: bool = True) -> dict[str, Any]:
-    step = max(1, -(-len(at) // MOST_POINTS))
-    suffix = "" if axis == 1 else str(axis)
-    return {
-        "type": "scattergl", "mode": "markers", "x": _list(at[::step]), "y": _list(values[::step]), "name": name,
-        "marker": {"size": 3, "color": COLOURS[colour], "opacity": 0.6}, "xaxis": "x", "yaxis": f"y{suffix}",
-        "showlegend": shown,
-    }  # fmt: skip
+    step, place = max(1, -(-len(at) // MOST_POINTS)), {"xaxis": "x", "yaxis": f"y{axis if axis > 1 else ''}"}
+    mark = {"size": 3, "color": COLOURS[colour], "opacity": 0.6}
+    drawn = dots(_list(at[::step]), _list(values[::step]), "", name=name, marker=mark, showlegend=shown, **place)
+    return drawn | {"type": "scattergl"}
 
 
 def _running(begun: Floats, ended: Floats, grid: Floats | None = None) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ from gnomon.training.step import TrainStep
 
 ABOUT: dict[str, str] = own_yaml(files("gnomon.report") / "training.yaml")
 """What each part of a step is."""
+USEFUL = ("products", "experts", "attention")
 
 
 def step_view(result: Any) -> View:
@@ -82,8 +83,7 @@ def _step_text(result: Any) -> list[Block]:
 def time_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
     """The parts of the slowest rank's step."""
     causes = {part: (ABOUT[part], look.COLOURS[at % len(look.COLOURS)]) for at, part in enumerate(step.parts)}
-    useful = sum(step.parts.get(part, 0.0) for part in ("products", "experts", "attention"))
-    words = f"{useful / step.step_s:.0%} products and attention"
+    words = f"{_useful(step):.0%} products and attention"
     return causes, [SplitRow("step", dict(step.parts), step.step_s, words, " s")]
 
 
@@ -200,13 +200,14 @@ def schedule_rows(found: TrainPlan) -> list[dict[str, Any]]:
 
 def limits(step: TrainStep) -> str:
     """What takes the most time beside the products, in words."""
-    beside = {part: s for part, s in step.parts.items() if part not in ("products", "experts", "attention")}
+    beside = {part: s for part, s in step.parts.items() if part not in USEFUL}
     part, seconds = max(beside.items(), key=lambda item: item[1])
-    useful = sum(step.parts.get(part, 0.0) for part in ("products", "experts", "attention")) / step.step_s
-    return (
-        f"{useful:.0%} of the step are products and attention; most of the rest is {ABOUT[part]}"
-        f" ({seconds / step.step_s:.0%})."
-    )
+    rest = f"most of the rest is {ABOUT[part]} ({seconds / step.step_s:.0%})"
+    return f"{_useful(step):.0%} of the step are products and attention; {rest}."
+
+
+def _useful(step: TrainStep) -> float:
+    return sum(step.parts.get(part, 0.0) for part in USEFUL) / step.step_s
 
 
 def _plan_text(result: Any) -> list[Block]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.report import page
 from gnomon.report.blocks import Figure, Section, plots
-from gnomon.report.look import COLOURS, axis, line, plot, short
+from gnomon.report.look import COLOURS, axis, dots, line, plot, short
 from gnomon.workload.describe import gaps_s, hits_by_cache_size
 from gnomon.workload.requests import Requests
 
@@ -69,10 +69,8 @@ def _arrivals(requests: Requests) -> Figure:
 
 def _dots(requests: Requests) -> Figure:
     some = np.linspace(0, len(requests) - 1, min(len(requests), MOST_DOTS)).astype(int)
-    dots = {
-        "type": "scattergl", "mode": "markers", "marker": {"size": 3, "opacity": 0.4, "color": COLOURS[0]},
-        "x": requests.prompt_tokens[some].tolist(), "y": requests.output_tokens[some].tolist(),
-        "hovertemplate": "%{x} prompt, %{y} output tokens<extra></extra>",
-    }  # fmt: skip
+    x, y = requests.prompt_tokens[some].tolist(), requests.output_tokens[some].tolist()
+    said, mark = "%{x} prompt, %{y} output tokens<extra></extra>", {"size": 3, "opacity": 0.4, "color": COLOURS[0]}
+    drawn = dots(x, y, "", marker=mark, hovertemplate=said) | {"type": "scattergl"}
     axes = [axis(f"{side} tokens", type="log") for side in ("prompt", "output")]
-    return plot([dots], "Prompt and output", *axes, hovermode="closest")
+    return plot([drawn], "Prompt and output", *axes, hovermode="closest")

@@ -116,14 +116,8 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
         sentences.append(f"Of all links, {best.sender} to {best.receiver} matters most: {gain}.")
     elif what_if:
         sentences.append("No single link matters: none of them, twice as fast, makes the step shorter.")
-    rows = [
-        {"on the critical path": WORDS["path"].get(kind, kind), "time": value, "share": f"{value / run.total_time:.1%}"}
-        for kind, value in sorted(path.items(), key=lambda pair: -pair[1])
-    ]
-    idle_rows = [
-        {"idle time of all ranks": _IDLE_WORDS[name], "time": value, "share": f"{value / max(all_idle, 1e-12):.1%}"}
-        for name, value in sorted(causes.items(), key=lambda pair: -pair[1])
-    ]
+    rows = _shares("on the critical path", path, WORDS["path"], run.total_time)
+    idle_rows = _shares("idle time of all ranks", causes, _IDLE_WORDS, max(all_idle, 1e-12))
     links = [
         {"link": f"{w.sender} to {w.receiver}", "total_time": w.total_time, "gain": f"{w.gain:.1%}"} for w in what_if
     ]
@@ -138,6 +132,11 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
         "faster_links": [asdict(one) for one in what_if],
     }
     return rows, data, blocks
+
+
+def _shares(of: str, times: dict[str, float], words: dict[str, str], whole: float) -> list[dict[str, Any]]:
+    longest_first = sorted(times.items(), key=lambda pair: -pair[1])
+    return [{of: words.get(key, key), "time": s, "share": f"{s / whole:.1%}"} for key, s in longest_first]
 
 
 def task_frame(run: Run) -> pl.DataFrame:

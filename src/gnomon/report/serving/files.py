@@ -1,7 +1,7 @@
 """The folder of a run: the scenario to run it again, the summary, the tables, the report, the trace."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -92,9 +92,12 @@ def _contiguous(values: object) -> object:
 EXTRAS = ("csv", "events", "operators")
 """What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
 
-_TABLES = ("requests", "iterations", "operators", "operators_over_time", "fleet")
+FRAMES: dict[str, Callable[[Run], pl.DataFrame]] = {
+    "requests": request_frame, "iterations": iteration_frame, "operators": operator_frame,
+    "operators_over_time": operators_over_time, "fleet": fleet_frame,
+}  # fmt: skip
 FILES = (
-    "scenario.yaml", "summary.json", *(f"{table}.{suffix}" for table in _TABLES for suffix in ("parquet", "csv")),
+    "scenario.yaml", "summary.json", *(f"{table}.{suffix}" for table in FRAMES for suffix in ("parquet", "csv")),
     "events.json", "trace.json.gz", "report.html", *(file for files in EXPORTS.values() for file in files),
 )  # fmt: skip
 """What the folder of a run holds: nothing else."""
@@ -102,8 +105,7 @@ FILES = (
 
 def view(result: Any) -> View:
     run: Run = result.run
-    frames = {"requests": request_frame, "iterations": iteration_frame, "operators": operator_frame,
-              "operators_over_time": operators_over_time, **({"fleet": fleet_frame} if run.fleet else {})}  # fmt: skip
+    frames = {name: make for name, make in FRAMES.items() if name != "fleet" or run.fleet}
     return View(
         words.title(run.scenario), partial(_text, result), partial(_data, result),
         {name: partial(make, run) for name, make in frames.items()},
@@ -132,11 +134,9 @@ def write_run(
 ) -> Path:  # fmt: skip
     """Write everything about a run into `folder`, made if missing; a run that was there before is replaced whole."""
     intervals = intervals or {}
-    frames = {"requests": request_frame(run), "iterations": iteration_frame(run)}
-    if "operators" in extras:
-        frames |= {"operators": operator_frame(run), "operators_over_time": operators_over_time(run)}
-    if run.fleet is not None:
-        frames["fleet"] = fleet_frame(run)
+    wanted = {"requests", "iterations", *(("operators", "operators_over_time") if "operators" in extras else ())}
+    wanted |= {"fleet"} if run.fleet is not None else set()
+    frames = {name: make(run) for name, make in FRAMES.items() if name in wanted}
     with folder_written_whole(folder, FILES) as made:
         save(spelled_out(run.scenario), made / "scenario.yaml")
         write_text(made / "summary.json", json.dumps(summary.to_dict() | {"intervals": as_data(intervals)}, indent=1))
