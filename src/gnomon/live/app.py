@@ -16,23 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon import __version__
 from gnomon.core.errors import ConfigError
+from gnomon.live import protocol
 from gnomon.live.cluster import Asked, Full, LiveCluster
 from gnomon.live.driver import Driver, Metrics
-from gnomon.live.protocol import (
-    Asking,
-    Chat,
-    Completion,
-    Refused,
-    Stream,
-    Tokenizer,
-    Writer,
-    answer,
-    chat_text,
-    event,
-    parse,
-    up_to_stop,
-    usage,
-)
+from gnomon.live.protocol import Asking, Chat, Completion, Refused, Stream, Tokenizer, Writer
 
 if TYPE_CHECKING:
     import uvicorn
@@ -146,7 +133,7 @@ class App:
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked, came_s = await _asked(Chat, receive)
-        text = chat_text([(one.role, one.text) for one in asked.messages])
+        text = protocol.chat_text([(one.role, one.text) for one in asked.messages])
         await self._answer(scope, receive, send, asked, [self.tokenizer.encode(text)], came_s)
 
     async def _answer(
@@ -195,11 +182,11 @@ class App:
         session = dict(scope["headers"]).get(b"x-session-id", (asked.user or "").encode())
         seed = self.live.scenario.seed + number
         drawn = self.live.drawn.output_tokens
-        natural = int(drawn[int(answer(self.tokenizer, prompt, 1, seed + 1)[0] * 7919 % len(drawn))])
+        natural = int(drawn[int(protocol.answer(self.tokenizer, prompt, 1, seed + 1)[0] * 7919 % len(drawn))])
         wanted = limit if asked.ignore_eos else min(limit, max(natural, asked.min_tokens))
-        words = answer(self.tokenizer, prompt, wanted, seed)
+        words = protocol.answer(self.tokenizer, prompt, wanted, seed)
         whole = [self.tokenizer.words[word] for word in words]
-        texts = up_to_stop(whole, asked.stops)
+        texts = protocol.up_to_stop(whole, asked.stops)
         one = Asked(
             [*prompt, *self.tokenizer.word_tokens[words[: len(texts)]].tolist()],
             len(prompt),
@@ -238,7 +225,7 @@ class App:
             stream.is_direct, is_done, is_first = False, stream.is_done, not stream.num_sent
             body += stream.take()
             if stream.verdict:
-                body += event(Refused(500, f"the request was {stream.verdict}.").body)
+                body += protocol.event(Refused(500, f"the request was {stream.verdict}.").body)
             elif is_done:
                 body += writer.last(index, choice.reason)
             await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -250,7 +237,7 @@ class App:
 async def _asked(kind: type[Asking], receive: Receive) -> tuple[Asking, float]:
     """A request, and when all of it was there."""
     body, came_s = await _body(receive), time.monotonic()
-    return parse(kind, body), came_s
+    return protocol.parse(kind, body), came_s
 
 
 async def _body(receive: Receive) -> bytes:
@@ -302,7 +289,7 @@ def _check_verdict(stream: Stream) -> None:
 def _usage(asked: Completion | Chat, choices: list[Choice]) -> dict[str, Any]:
     prompts = [one.stream for one in choices[:: asked.n or 1]]  # A prompt counts once, however many answers it has.
     counts = (sum(one.asked.prompt_tokens for one in prompts), sum(one.cached_tokens for one in prompts))
-    return usage(*counts, sum(len(one.texts) for one in choices))
+    return protocol.usage(*counts, sum(len(one.texts) for one in choices))
 
 
 async def _send_json(send: Send, data: Mapping[str, Any], status: int = 200) -> None:

@@ -21,20 +21,9 @@ from gnomon.catalog.topology import Group
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.report.blocks import Block, Table
+from gnomon.timing import operators
 from gnomon.timing.estimators.grid import Grid
-from gnomon.timing.operators import (
-    Collective,
-    Communication,
-    Decode,
-    Elementwise,
-    Experts,
-    Gemm,
-    Kind,
-    Operator,
-    Prefill,
-    Recurrence,
-    Work,
-)
+from gnomon.timing.operators import Collective, Kind, Operator, Work
 from gnomon.timing.sources.profile.measured import bound_of
 from gnomon.timing.sources.profile.samples import Bundle, Key, Samples
 from gnomon.timing.sources.roofline import Roofline
@@ -141,12 +130,12 @@ def _products(found: Found) -> Iterator[Part]:
 
 def _gemm(key: Key, form: WeightFormat) -> Work | None:
     n, k = int(key[1]), int(key[2])
-    return Gemm(n, k, form) if min(n, k) >= MIN_WIDTH else None
+    return operators.Gemm(n, k, form) if min(n, k) >= MIN_WIDTH else None
 
 
 def _experts(key: Key, form: WeightFormat, load: str) -> Work:
     experts, local, per_token, hidden, ffn = (int(value) for value in key[1:])
-    return Experts(experts, local, per_token, hidden, ffn, 3, form, load)
+    return operators.Experts(experts, local, per_token, hidden, ffn, 3, form, load)
 
 
 def _attention(found: Found) -> Iterator[Part]:
@@ -161,7 +150,7 @@ def _attention(found: Found) -> Iterator[Part]:
 def _heads(key: Key, kind: Kind, size: float, window: int) -> Work:
     heads, kv_heads, dim = (int(value) for value in key[1:])
     shape = (heads, kv_heads, dim, dim, 2.0 * kv_heads * dim * size, window)
-    return Prefill(*shape) if kind == "attention_prefill" else Decode(*shape)
+    return operators.Prefill(*shape) if kind == "attention_prefill" else operators.Decode(*shape)
 
 
 _V4_PRO, _V4_FLASH = (f"{COMPRESSED_MODULE}/{name}" for name in ("Pro", "Flash"))
@@ -195,9 +184,9 @@ def _latent(found: Found) -> Iterator[Part]:
 def _heads_of(key: Key, kind: Kind, family: str, reads: dict[str, int]) -> Work:
     heads = int(key[1])
     if kind == "attention_prefill" and family == "mla":
-        return Prefill(heads, heads, 192, 128, 1152.0)
+        return operators.Prefill(heads, heads, 192, 128, 1152.0)
     widths = (512, 512, 1024.0) if "ratio" in reads else (128, 128, 512.0) if family == "msa" else (576, 512, 1152.0)
-    made = Prefill if kind == "attention_prefill" else Decode
+    made = operators.Prefill if kind == "attention_prefill" else operators.Decode
     return made(heads, 1, *widths, **reads)
 
 
@@ -213,11 +202,11 @@ def _others(found: Found) -> Iterator[Part]:
 
 def _recurrence(key: Key, kernel: str, is_step: bool) -> Work:
     k_heads, v_heads, k_dim, v_dim = (int(value) for value in key[1:])
-    return Recurrence(kernel, k_heads, v_heads, k_dim, v_dim, is_step=is_step)
+    return operators.Recurrence(kernel, k_heads, v_heads, k_dim, v_dim, is_step=is_step)
 
 
 def _collective(name: Collective) -> Callable[[Key], Work | None]:
-    return lambda key: Communication(name, Group(range(int(key[1]))), 1.0)
+    return lambda key: operators.Communication(name, Group(range(int(key[1]))), 1.0)
 
 
 def _everything(found: Found, system: str) -> Iterator[Part]:
@@ -239,11 +228,11 @@ def _small(found: Found) -> Iterator[Part]:
 
 def _per_head(key: Key) -> Work:
     heads, n, k = (int(value) for value in key[1:])
-    return Gemm(n, k, weight_format("bf16"), batch=heads)
+    return operators.Gemm(n, k, weight_format("bf16"), batch=heads)
 
 
 def _stream(key: Key, per_token: float) -> Work:
-    return Elementwise(per_token * int(key[1]))
+    return operators.Elementwise(per_token * int(key[1]))
 
 
 def _exchanges(found: Found, system: str) -> Iterator[Part]:

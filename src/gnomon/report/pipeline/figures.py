@@ -11,17 +11,8 @@ from gnomon.pipeline.run import Run
 from gnomon.report import look
 from gnomon.report.blocks import Card, SplitRow
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
-from gnomon.report.pipeline.timeline import (
-    COLOURS,
-    COMPLETION,
-    NAMES,
-    WORDS,
-    Timeline,
-    View,
-    bandwidth,
-    drawn_together,
-    timeline,
-)
+from gnomon.report.pipeline import timeline
+from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, NAMES, WORDS, Timeline, View
 
 Figure = dict[str, Any]
 
@@ -41,13 +32,13 @@ def step_figure(
     memory: list[Curve] | None = None, memory_unit: str = "micro-batches",
 ) -> Figure:  # fmt: skip
     """The Gantt chart, with memory and the use of links below. `memory` replaces the count of activations."""
-    lanes = drawn_together(timeline(run, view), run.total_time)
+    lanes = timeline.drawn_together(timeline.timeline(run, view), run.total_time)
     traces = [_bars(lanes, kind, show_throttling) for kind in lanes.kinds]
     for rank, curve in enumerate(memory or micro_batches_held(run)):
         colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
         hover = f"GPU {rank}: %{{y:.4g}} {memory_unit}"
         traces.append(_steps(curve, run.total_time, "y2", colour, hover))
-    use = bandwidth(run)
+    use = timeline.bandwidth(run)
     for kind, curve in use.items():
         said = f"{NAMES[kind]}: %{{y:.1%}} of all links"
         steps = _steps(binned(curve, run.total_time), run.total_time, "y3", COLOURS[kind], said)

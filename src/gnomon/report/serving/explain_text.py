@@ -8,16 +8,8 @@ import numpy as np
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, in_a_row
 from gnomon.serving.features import breakdown
-from gnomon.serving.results.explain import (
-    Circumstance,
-    Neighbour,
-    Slow,
-    by_cause,
-    delayed_by,
-    missed,
-    offenders,
-    waited_behind,
-)
+from gnomon.serving.results import explain
+from gnomon.serving.results.explain import Circumstance, Neighbour, Slow
 from gnomon.serving.results.latency_breakdown import CAUSES, PARTS, Accounts, Metric
 
 Row = dict[str, Any]
@@ -51,7 +43,7 @@ def slow_sentences(accounts: Accounts, slow: Slow) -> list[str]:
         if policy.holds_back:
             sentences.append(f"{policy.name} {policy.holds_back}.")
     if cause.name == "prefills" and not (first and first.why == "giant prompt"):
-        worst = offenders(accounts, 1)
+        worst = explain.offenders(accounts, 1)
         if worst:
             request, tokens, seconds = worst[0]
             which = f"that of request {request:,} ({tokens:,} tokens)"
@@ -113,11 +105,11 @@ def slowest_rows(accounts: Accounts, slow: Slow, most: int = 5) -> list[Row]:
     values, parts = accounts.values_s(slow.metric), accounts.parts_s(slow.metric)
     rows = []
     for row in slow.rows[np.argsort(-values[slow.rows], kind="stable")][:most]:
-        causes = {name: float(value) for name, value in by_cause(parts[row]).items()}
+        causes = {name: float(value) for name, value in explain.by_cause(parts[row]).items()}
         cause = max(causes, key=lambda name: causes[name])
         request = accounts.requests[row]
         waited = parts[row, breakdown.ROUTING : breakdown.POLICY + 1].sum() >= 0.05 * values[row]
-        behind = waited_behind(accounts, int(row), 1).behind if waited else []
+        behind = explain.waited_behind(accounts, int(row), 1).behind if waited else []
         rows.append(
             {
                 "request": int(accounts.ids[row]),
@@ -166,7 +158,7 @@ def _group_table(name: str, accounts: Accounts, metric: Metric, slow: Slow, bins
         here = np.flatnonzero((bins == number) & ~np.isnan(values))
         if not here.size:
             continue
-        causes = {cause: float(value) for cause, value in by_cause(parts[here].mean(axis=0)).items()}
+        causes = {cause: float(value) for cause, value in explain.by_cause(parts[here].mean(axis=0)).items()}
         own = {"own prefill", "own decode"}
         others = {cause: value for cause, value in causes.items() if cause not in own} or causes
         worst = max(others, key=lambda cause: others[cause])
@@ -193,7 +185,7 @@ def missed_sentences(accounts: Accounts) -> list[str]:
     metric: Metric
     for metric in ("ttft", "tpot", "e2e"):
         target = getattr(accounts.run.scenario.slo, f"{metric}_s")
-        found = missed(accounts, metric, target) if target is not None else None
+        found = explain.missed(accounts, metric, target) if target is not None else None
         if found is None:
             continue
         share = found.rows.size / accounts.ids.size
@@ -232,7 +224,7 @@ def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
 def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]:
     sentences = []
     if any(breakdown.ROUTING <= i <= breakdown.POLICY for i in main):
-        wait = waited_behind(accounts, row)
+        wait = explain.waited_behind(accounts, row)
         if wait.behind:
             names = in_a_row([_neighbour(one) for one in wait.behind[:3]])
             classes = "".join(f", {count:,} of them of class {name}" for name, count in wait.by_class.items())
@@ -241,7 +233,7 @@ def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]
                 f" running{classes}; most in its way were {names}."
             )
     if breakdown.DECODE_PREFILLS in main:
-        others = delayed_by(accounts, row, 3)
+        others = explain.delayed_by(accounts, row, 3)
         names = in_a_row([_neighbour(one) for one in others]) if others else ""
         sentences += [f"The longest prefills beside it were those of {names}."] if names else []
     return sentences
@@ -281,10 +273,10 @@ def request_blocks(accounts: Accounts, request_id: int) -> list[Block]:
     row = accounts.row(request_id)
     blocks: list[Block] = [Line(text) for text in request_sentences(accounts, request_id)]
     blocks.append(Table(request_rows(accounts, request_id), "Its time, divided"))
-    wait = waited_behind(accounts, row)
+    wait = explain.waited_behind(accounts, row)
     if wait.behind:
         blocks.append(Table(neighbour_rows(wait.behind), "It waited behind"))
-    others = delayed_by(accounts, row)
+    others = explain.delayed_by(accounts, row)
     if others and accounts.parts_ns[row, 1, breakdown.DECODE_PREFILLS] > 0:
         blocks.append(Table(neighbour_rows(others), "Prefills while it decoded"))
     return blocks

@@ -26,18 +26,7 @@ from gnomon.report.serving.page import write_report
 from gnomon.report.serving.text import summary_blocks
 from gnomon.report.serving.trace import write_events, write_trace
 from gnomon.search.load_curve import Headroom
-from gnomon.serving.engine.state import (
-    ABANDONED,
-    FINISHED,
-    IN_FLIGHT,
-    MOVING,
-    NOT_ARRIVED,
-    PARKED,
-    REJECTED,
-    RUNNING,
-    SHED,
-    WAITING,
-)
+from gnomon.serving.engine import state
 from gnomon.serving.results.intervals import Intervals
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.summary import Summary
@@ -45,15 +34,16 @@ from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
 STATUS = {
-    NOT_ARRIVED: "not_arrived", WAITING: "waiting", PARKED: "waiting", RUNNING: "running", IN_FLIGHT: "running",
-    MOVING: "moving", FINISHED: "finished", REJECTED: "rejected", SHED: "shed", ABANDONED: "abandoned",
+    state.NOT_ARRIVED: "not_arrived", state.WAITING: "waiting", state.PARKED: "waiting", state.RUNNING: "running",
+    state.IN_FLIGHT: "running", state.MOVING: "moving", state.FINISHED: "finished", state.REJECTED: "rejected",
+    state.SHED: "shed", state.ABANDONED: "abandoned",
 }  # fmt: skip
 
 
 def request_frame(run: Run) -> pl.DataFrame:
     """Every request: lengths, where it ran, stamps and latencies; null where something did not happen."""
     q, times = run.cluster.requests, request_times(run)
-    scheduled = (q.scheduled_s >= 0) & ((q.status != REJECTED) | (q.num_restarts > 0))
+    scheduled = (q.scheduled_s >= 0) & ((q.status != state.REJECTED) | (q.num_restarts > 0))
     stamps = ("first_token_s", "finished_s")
     names = np.array([STATUS[code] for code in sorted(STATUS)])
     columns = {
