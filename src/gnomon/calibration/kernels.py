@@ -104,7 +104,7 @@ def with_kv(scenario: Scenario, log: Log) -> Log:
         return log
     requests = log.stamps.requests if log.stamps else generate(scenario.workload, scenario.seed)
     mean = float(requests.prompt_tokens.mean() + 0.5 * requests.output_tokens.mean())
-    kv: Floats = log.steps.decodes * mean
+    kv = np.asarray(log.steps.decodes * mean, np.float64)
     return replace(log, steps=replace(log.steps, decode_kv=kv, decode_kv_max=np.full(len(kv), mean)))
 
 
