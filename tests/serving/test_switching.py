@@ -90,14 +90,26 @@ def test_one_that_is_called_back_switches_again() -> None:
     assert summary is not None and (summary.switches, summary.cold_starts) == (2, 0)
 
 
-@pytest.mark.parametrize(("wanted", "prefill", "decode"), [(0, 1, 3), (99, 3, 1), (2, 2, 2)])
-def test_each_role_keeps_a_replica(wanted: int, prefill: int, decode: int) -> None:
-    done = switching(lambda *_: wanted, start=(2, 2), switch_s=0.0)
-    state = np.zeros(6, np.int64)
+@pytest.mark.parametrize(
+    ("wanted", "limits", "prefill", "decode"),
+    [
+        (0, {}, 1, 3),
+        (99, {}, 3, 1),
+        (2, {}, 2, 2),
+        (0, {"max_replicas": 2}, 2, 2),
+        (99, {"max_replicas": 3}, 3, 1),
+        (99, {"min_replicas": 2}, 2, 2),
+    ],
+)
+def test_each_role_keeps_within_its_limits(wanted: int, limits: dict[str, int], prefill: int, decode: int) -> None:
+    done = switching(lambda *_: wanted, start=(2, 2), switch_s=0.0, **limits)
     assert done.fleet is not None
+    places = len(done.fleet.members)
+    state = np.zeros(places, np.int64)
     for _, i, new in done.fleet.changes:
         state[i] = new
-    assert ((state[:3] == UP).sum(), (state[3:] == UP).sum()) == (prefill, decode)
+    up = state == UP
+    assert (up[: places // 2].sum(), up[places // 2 :].sum()) == (prefill, decode)
 
 
 def test_a_place_whose_replica_died_starts_cold() -> None:
@@ -149,6 +161,7 @@ def test_pools_of_other_controllers_share_their_replicas_too() -> None:
         ({"fleet": {"controller": {"name": "arrow"}}}, "each pool has its own"),
         ({"pools": [{}, {"role": "prefill"}, {"role": "decode"}], "fleet": {"switch_s": 0.0}}, "between a pool that"),
         ({"fleet": {"switch_s": 0.0, "min_replicas": 0}}, "every pool with a role needs a replica"),
+        ({"fleet": {"switch_s": 0.0, "min_replicas": 3}}, "4 replicas are not 3 for each of two pools"),
         ({"fleet": {"switch_s": 0.0, "events": [{"at_s": 1.0, "what": "start", "replica": 0}]}}, "when another has"),
         (
             {"pools": [{"role": "prefill"}, {"role": "decode", "replica": {"tensor_parallel": 2}}],

@@ -37,6 +37,12 @@ def new_manager(
     least, most = config.min_replicas, max(pool.num_replicas for pool in pools)
     if spec.shares:  # What one pool does not have, the other has.
         least, most = max(least, sum(up) - most), min(most, sum(up) - least)
+        if least > most:
+            raise ConfigError(
+                f"{sum(up)} replicas are not {config.min_replicas} for each of two pools.",
+                where="fleet.min_replicas",
+                fix=f"Set it to {sum(up) // 2} or less.",
+            )
     views = [
         PoolView(
             min_replicas=least,

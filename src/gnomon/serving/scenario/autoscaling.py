@@ -146,7 +146,7 @@ class FleetConfig(Config):
         """For replicas of each pool; None where it has as many as at the start (`counts`)."""
         if self.max_replicas is not None or self.switch_s is None:
             return self.max_replicas
-        return sum(counts) - self.min_replicas * (len(counts) - 1)
+        return max(*counts, sum(counts) - self.min_replicas * (len(counts) - 1))
 
     @model_validator(mode="after")
     def _limits(self) -> FleetConfig:
