@@ -15,10 +15,12 @@ from gnomon.report.serving.text import timing_words
 from gnomon.serving.engine.log import ITERATION
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.timing import Batch, Context, Timer, TimingConfig, agreement
-from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
+from gnomon.timing import Batch, Context, Timer, TimingConfig
+from gnomon.timing.agreement import Estimate, estimate, in_words
 from gnomon.timing.breakdown import expected_error, server_error
 from gnomon.timing.source_registry import SOURCES
+from gnomon.timing.sources import auto
+from gnomon.timing.sources.auto import sources_at_hand
 
 
 def timer(model: str = "llama-3-8b", device_name: str = "h200", **config: object) -> Timer:
@@ -83,7 +85,7 @@ def test_mean_iterations_of_each_sort():
 )
 def test_sources_that_need_nothing_else(monkeypatch, knows, allowed, expected):
     monkeypatch.setenv("GNOMON_SILICON", allowed)
-    monkeypatch.setattr(agreement, "has_device", lambda device: knows)
+    monkeypatch.setattr(auto, "has_device", lambda device: knows)
     assert sources_at_hand(timer().context) == expected
 
 

@@ -84,6 +84,10 @@ def study_graph(study: Study) -> tuple[TaskGraph, list[Label]]:
     return graph._replace(tasks=tasks), labels
 
 
+_SAME = ("sync_freq", "fwd_impact", "bwd_impact", "fwd_prop", "grad_prop", "grad_sync")
+"""Fields of a study that are called so in the costs of a step too."""
+
+
 def step_costs(study: Study, *, pieces: float = 1.0, weight_grad_len: float | None = None) -> StepCosts:
     """The study's lengths as the costs of any schedule.
 
@@ -100,13 +104,8 @@ def step_costs(study: Study, *, pieces: float = 1.0, weight_grad_len: float | No
         send=study.prop_len,
         send_grad=study.grad_prop_len,
         sync=study.sync_base_len / pieces,
-        sync_freq=study.sync_freq,
-        fwd_impact=study.fwd_impact,
-        bwd_impact=study.bwd_impact,
-        fwd_prop=study.fwd_prop,
-        grad_prop=study.grad_prop,
-        grad_sync=study.grad_sync,
         contention=not study.ideal,
+        **{name: getattr(study, name) for name in _SAME},
     )
 
 

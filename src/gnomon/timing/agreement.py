@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnomon.timing.breakdown import Batch, expected_s
-from gnomon.timing.sources import Context, shipped_profile
-from gnomon.timing.sources.silicon import has_device
 from gnomon.timing.timer import Timer
 
 
@@ -35,16 +32,6 @@ def estimate(timer: Timer, iterations: Sequence[tuple[Batch, int]]) -> Estimate:
     seconds = sum(count * one for count, one, _ in each)
     wrong_s = sum(count * one for count, _, one in each)
     return Estimate(timer.source.name, seconds, wrong_s / seconds if seconds else 0.0)
-
-
-def sources_at_hand(context: Context) -> list[str]:
-    """Sources that need nothing but what is installed and know the device."""
-    found = ["roofline"]
-    if has_device(context.device) and os.environ.get("GNOMON_SILICON") != "0":
-        found.append("silicon")
-    if context.is_plain and shipped_profile(context.device, context.dtype):
-        found.append("profile")
-    return found
 
 
 def in_words(used: Estimate, other: Estimate) -> str:

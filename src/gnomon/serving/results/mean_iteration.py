@@ -9,7 +9,8 @@ from gnomon.core.arrays import Ints
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario.pools import other_timer
 from gnomon.timing import Batch
-from gnomon.timing.agreement import estimate, in_words, sources_at_hand
+from gnomon.timing.agreement import estimate, in_words
+from gnomon.timing.sources.auto import sources_at_hand
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,16 @@ from gnomon.timing.sources.silicon import has_device
     about="the measurements shipped with Gnomon (H200 in bf16), else silicon where installed, else the roofline",
 )
 def make(context: Context) -> Source:
-    """The source that `automatic_source` names."""
-    return make_source(context, automatic_source(context))
+    """The last of the sources that are at hand: the best."""
+    return make_source(context, sources_at_hand(context)[-1])
 
 
-def automatic_source(context: Context) -> str:
-    """What `auto` means: the shipped profile where it has the model's kind of attention; else the kernels of
-    aiconfigurator-core where that is installed and has the device (unless GNOMON_SILICON=0); else the roofline."""
+def sources_at_hand(context: Context) -> list[str]:
+    """Sources that need nothing but what is installed and know the device: the roofline; the kernels of
+    aiconfigurator-core (unless GNOMON_SILICON=0); the shipped profile where it has the model's kind of attention."""
+    found = ["roofline"]
+    if os.environ.get("GNOMON_SILICON") != "0" and has_device(context.device):
+        found.append("silicon")
     if context.is_plain and shipped_profile(context.device, context.dtype):
-        return "profile"
-    if os.environ.get("GNOMON_SILICON") == "0":
-        return "roofline"
-    return "silicon" if has_device(context.device) else "roofline"
+        found.append("profile")
+    return found

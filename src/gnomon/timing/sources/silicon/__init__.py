@@ -1,8 +1,7 @@
 """The source `silicon`: kernels measured on data-centre GPUs, inside the package aiconfigurator-core (extra [silicon]).
 
-`tables` finds a table by engine and version, the readers turn its rows into samples of our operators, `outliers` names
-points that cannot be right, and `source` answers. Norms and activations are not in the tables and come from the
-roofline.
+`tables` finds a table by engine and version, the readers turn its rows into samples of our operators without points
+that cannot be right, and `source` answers. Norms and activations are not in the tables and come from the roofline.
 """
 
 import math

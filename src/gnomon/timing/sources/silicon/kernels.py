@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
@@ -12,10 +13,14 @@ from gnomon.timing.operators import Operator, Work
 from gnomon.timing.sources.profile.samples import Bundle, Key, Samples, shape_keys
 from gnomon.timing.sources.profile.shapes import from_neighbours
 from gnomon.timing.sources.roofline import Roofline
-from gnomon.timing.sources.silicon.outliers import is_plausible
 from gnomon.timing.sources.silicon.tables import Table, find_tables
 
 MS = 1e-3
+FALL = 1.3
+"""How much longer than larger sizes a point may take. Tiles and waves of real kernels stay below it."""
+REACH = 5
+"""How many larger sizes are looked at; the second smallest of their times counts, so that one odd point says
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,29 @@ def read_kernels(table: Table, frame: pl.DataFrame, kind: str, shape: Sequence[s
                 at, times = at[keep], times[keep]
         kernels.bundle.samples[key] = Samples(at, times, str(table.path))
     return kernels
+
+
+def is_plausible(sizes: Floats, seconds: Floats) -> NDArray[np.bool_]:
+    """For points sorted by size, whether each may stay: a kernel's time does not fall when its work grows.
+
+    A point is left out where larger sizes nearby take a good deal less, or where it alone lies far below both of its
+    neighbours. What is left out is counted and named; the estimator then interpolates over the gap.
+    """
+    count = len(seconds)
+    keep = np.ones(count, dtype=bool)
+    if count < 4:
+        return keep
+    ahead = np.full((REACH, count), np.inf)
+    for step in range(1, REACH + 1):
+        if step < count:
+            ahead[step - 1, : count - step] = seconds[step:]
+    second = np.sort(ahead, axis=0)[1]
+    keep &= seconds <= FALL * second
+    left = np.flatnonzero(keep)
+    rest = seconds[left]
+    dips = rest[1:-1] * FALL < np.minimum(rest[:-2], rest[2:])
+    keep[left[1:-1][dips]] = False
+    return keep
 
 
 def exact(kernels: Kernels, operator: Operator, table: Table, node: Node | None = None) -> Found | None:
