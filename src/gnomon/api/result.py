@@ -177,4 +177,5 @@ def read(model: type[C], given: C | Mapping[str, Any] | str | Path | None, overr
         given = given.model_dump(mode="json", exclude_unset=True)
     if given is None or isinstance(given, str | Path):
         return load(model, given, dotted)
-    return load(model, None, {**deepcopy(spelled_out(model, given)), **dotted})  # Overrides go into its sections.
+    data = model.reopened(deepcopy(spelled_out(model, given)), dotted)
+    return load(model, None, {**data, **dotted})  # Overrides go into its sections.

@@ -13,7 +13,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -92,6 +92,11 @@ class Config(BaseModel):
             return data
         return {key: _in_seconds(key, value) for key, value in data.items()}
 
+    @classmethod
+    def reopened(cls, data: dict[str, Any], changed: Iterable[str]) -> dict[str, Any]:
+        """Values from a file without those that only follow from fields that are to be `changed`."""
+        return data
+
 
 def _in_seconds(key: Any, value: Any) -> Any:
     """Durations with their units (`500ms`) as the seconds that a key in `_s` counts; everything else as it is."""
@@ -151,6 +156,7 @@ def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str,
             (name,) = spelled_out(model, {short: None})
             if name != short:
                 _override(model, data, name, data.pop(short))
+        data = model.reopened(data, overrides or ())
     for dotted, value in sorted((overrides or {}).items(), key=lambda item: item[0].count(".")):
         keys = _override(model, data, dotted, value)
         if path is not None:

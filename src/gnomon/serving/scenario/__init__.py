@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, ValidationError, model_validator
 
+from gnomon import catalog
 from gnomon.core.config import Config, build
-from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.core.sizes import Replicas, Seed
 from gnomon.serving.scenario.autoscaling import FleetConfig
 from gnomon.serving.scenario.calibration import read_calibration
@@ -92,10 +94,22 @@ class Scenario(Config):
     def _engine_and_pools(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        data = _with_client_sampling(_with_engine(_with_calibration(data)))
+        given = _with_calibration(data)
+        data = _with_client_sampling(_with_engine(given))
         if not isinstance(data.get("pools"), list | tuple):
             return data
-        return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
+        return {**data, "pools": [_inherited(pool, given, data) for pool in data["pools"]]}
+
+    @classmethod
+    def reopened(cls, data: dict[str, Any], changed: Iterable[str]) -> dict[str, Any]:
+        """A scenario that spells out what its engine sets, without that, where another engine, GPU or model is wanted:
+        it is set anew for those. What differs from the engine's own was given, and stays."""
+        if not any(f"{key}.".startswith(_DECIDING) for key in changed):
+            return data
+        try:
+            return _without_usual(data)
+        except (GnomonError, ValidationError):
+            return data  # It is no saved one.
 
     @model_validator(mode="after")
     def _count_or_pools(self) -> Scenario:
@@ -216,18 +230,66 @@ def _drafting(replica: dict[str, Any]) -> Drafting | None:
     return "model" if given.get("draft_model") else "head" if given.get("draft_layers") else "free"
 
 
-def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
-    """A pool as given, with the keys that its sections leave open taken from the scenario's sections."""
+_DECIDING = ("engine.", "device.", "model.", "calibration.", "batching.policy.", "replica.speculative.")
+"""Fields that what an engine sets goes by."""
+
+
+def _without_usual(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario without what it would be anyway, if it spells out all that its engine sets."""
+    deciding = {"replica": ("speculative",), "batching": ("policy", "file")}
+    bare: dict[str, Any] = {key: data[key] for key in ("model", "device", "engine", "calibration") if key in data}
+    for name, keys in deciding.items():
+        bare[name] = {key: value for key, value in _keys(_SECTIONS[name], data.get(name)).items() if key in keys}
+    usual = Scenario.model_validate(bare)
+    set_by_engine = usual.model_dump(mode="json", exclude_unset=True)
+    for name, model in _SECTIONS.items():
+        needed = set_by_engine.get(name, {}) if usual.engine else model.model_fields
+        if not _keys(model, data.get(name)).keys() >= needed.keys():
+            return data
+    pools = [_unusual(one, bare | {"device": one.get("device") or usual.device}) for one in data.get("pools") or ()]
+    left = _unusual(data, bare) | {"pools": pools}
+    if data.get("node") == catalog.default_node(catalog.device(usual.device)).name:
+        del left["node"]
+    return left
+
+
+def _unusual(data: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]:
+    """A scenario or a pool without what a bare scenario has in its sections."""
+    usual = Scenario.model_validate(bare)
+    full = usual.model_dump(mode="json") | {"batching": usual.batching.resolved().model_dump(mode="json")}
+    given = {name: _keys(model, data[name]) for name, model in _SECTIONS.items() if data.get(name)}
+    if given.get("batching", {}).get("policy", usual.batching.policy) != usual.batching.policy:
+        full["batching"] = {}  # Another policy's: all of it was given.
+    return {key: one for key, one in data.items() if key not in given} | _differing(given, full)
+
+
+def _differing(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """What is given and not as usual."""
+    changed = {key: value for key, value in given.items() if value != usual.get(key)}
+    inner = {
+        key: _differing(value, usual[key])
+        for key, value in changed.items()
+        if value and isinstance(usual.get(key), dict)
+    }
+    return {key: value for key, value in (changed | inner).items() if value != {}}
+
+
+def _inherited(pool: Any, given_scenario: dict[str, Any], scenario: dict[str, Any]) -> Any:
+    """A pool as given, with the keys that its sections leave open taken from the scenario's sections, as they are for
+    the pool's GPU."""
     if not isinstance(pool, dict):
         return pool
-    full = dict(pool)
+    full, common_of = dict(pool), scenario
+    if isinstance(pool.get("device"), str):
+        common_of = _with_engine({**given_scenario, "device": pool["device"]})
     for name, model in (("replica", ReplicaConfig), ("batching", BatchingConfig), ("timing", TimingConfig)):
-        given, common = _keys(model, pool.get(name)), _keys(model, scenario.get(name))
+        given, common = _keys(model, pool.get(name)), _keys(model, common_of.get(name))
         usual = common.get("policy", BatchingConfig().policy) if name == "batching" else None
         is_other_policy = name == "batching" and given.get("policy", usual) != usual
         if name == "timing" and given.get("source", common.get("source")) != common.get("source"):
             common = {key: value for key, value in common.items() if key not in ("path", "table")}
-        if given and common and not is_other_policy:
+        differs = pool.get(name) is not None or common != _keys(model, scenario.get(name))
+        if common and differs and not is_other_policy:
             full[name] = {**common, **given}
     return full
 
