@@ -43,7 +43,7 @@ def test_the_command_in_its_first_lines_is_right(path: Path, cli: Any, tmp_path:
     assert f"examples/serving/{path.name}" in words
     if "--out" in words:
         words[words.index("--out") + 1] = str(tmp_path)
-    cli(*words, "--workload.num-requests", "30")
+    cli(*words, "--workload.num-requests", "30", "--no-intervals")
 
 
 def test_there_are_enough_and_each_is_told_apart() -> None:

@@ -95,16 +95,16 @@ def test_processes_give_the_same_file_to_the_last_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["smart", "exhaustive"])
-@pytest.mark.parametrize("kept", [1, 4, 9])
-def test_interrupted_and_resumed_is_the_same(tmp_path: Path, strategy: str, kept: int) -> None:
+def test_interrupted_and_resumed_is_the_same(tmp_path: Path, strategy: str) -> None:
     asked, file = question(strategy=strategy), tmp_path / "results.jsonl"
     whole = search(asked, results=file, jobs=1)
     text = file.read_bytes()
     lines = text.splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:kept]) + lines[kept][:25])  # A line was being written when it stopped.
-    resumed = search(asked, results=file, jobs=1)
-    assert file.read_bytes() == text
-    assert resumed == whole
+    for kept in (1, 4, 9):
+        file.write_bytes(b"".join(lines[:kept]) + lines[kept][:25])  # A line was being written when it stopped.
+        resumed = search(asked, results=file, jobs=1)
+        assert file.read_bytes() == text
+        assert resumed == whole
 
 
 def test_a_finished_search_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,8 @@ def measured_by_many(what: str, parts: list[Any], out: Path, device: str, ray: s
     from gnomon.core.parallel import map_ordered
     from gnomon.measure.profiling.bundle import JOURNAL, Journal
 
+    if ray is None:
+        main.check_gpu(len(parts) - 1)
     jobs = [(i, what, part, out / f"gpu-{i}", limits(), ray is not None) for i, part in enumerate(parts)]
     outcomes = list(map_ordered(_one_part, jobs, jobs=len(jobs), ray=ray, num_gpus=1))
     if failed := next((one for one in outcomes if one.error is not None), None):

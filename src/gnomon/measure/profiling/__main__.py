@@ -35,6 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def check_gpu(gpu: int) -> None:
+    """Refuse a GPU that this machine does not have."""
+    import torch
+
+    if gpu >= torch.cuda.device_count():
+        raise RuntimeError(f"no CUDA device {gpu}: profiling needs a GPU (PyTorch sees {torch.cuda.device_count()})")
+
+
 def session_on(gpu: int, what: str, shapes: Shapes, out: Path, limits: Limits) -> Session:
     """Measure `shapes` on one of this machine's GPUs into the journal of the folder `out`."""
     import torch
@@ -42,8 +50,7 @@ def session_on(gpu: int, what: str, shapes: Shapes, out: Path, limits: Limits) -
     from gnomon.measure.profiling.pool import Pool
     from gnomon.measure.profiling.timer import GraphTimer
 
-    if gpu >= torch.cuda.device_count():
-        raise RuntimeError(f"no CUDA device {gpu}: profiling needs a GPU (PyTorch sees {torch.cuda.device_count()})")
+    check_gpu(gpu)
     torch.cuda.set_device(gpu)
     session = Session(Pool(torch.device("cuda", gpu), shapes.dtype), GraphTimer(), bundle.Journal(out), limits)
     if what in ("compute", "all"):
