@@ -11,7 +11,7 @@ from gnomon.report.blocks import lines
 from gnomon.report.page import boxed
 from gnomon.report.serving.fleet import day_cards, day_tables
 from gnomon.ui.blocks import commands, graph, plots, section, shown
-from gnomon.ui.pages.forms import form
+from gnomon.ui.pages.forms import form, keys_of
 from gnomon.ui.pages.pieces import draw_live, view_of
 from gnomon.ui.scenarios import as_command, as_yaml
 from gnomon.ui.site_page import Page
@@ -26,6 +26,7 @@ FIGURES = {
 }
 
 CONTROLS = form("fleet", controller={"options": partial(controller_names, of_one_pool=True)})
+KEYS = keys_of(CONTROLS)
 
 
 def body(state: dict[str, Any]) -> list[Component]:
@@ -48,27 +49,10 @@ def register(app: Dash) -> None:
 
 
 def scenario_of(values: dict[str, Any]) -> dict[str, Any]:
-    failures = {"mtbf_s": values["mtbf"] * 3600} if values["mtbf"] else {}
-    return {
-        "model": values["model"],
-        "device": values["device"],
-        "num_replicas": max(values["least"], 1),
-        "replica": {"tensor_parallel": values["tensor_parallel"]},
-        "workload": {
-            "preset": values["preset"],
-            "rate": values["rate"],
-            "num_requests": max(1, round(values["rate"] * DAY_S)),
-            "arrivals": {"process": "diurnal", "peak_to_trough": values["swing"]},
-        },
-        "slo": {"ttft_s": values["ttft"]},
-        "fleet": {
-            "min_replicas": values["least"],
-            "max_replicas": values["most"],
-            "controller": {"name": values["controller"], "interval_s": values["interval"]},
-            "cold_start": {"node_s": values["node"]},
-            "failures": failures,
-        },
-    }
+    given = {key: values[name] for name, key in KEYS.items() if values[name] not in (None, "")}
+    given |= {"num_replicas": max(values["least"], 1), "workload.num_requests": max(1, round(values["rate"] * DAY_S))}
+    failures = {"fleet.failures.mtbf_s": values["mtbf"] * 3600} if values["mtbf"] else {}
+    return given | failures | {"workload.arrivals.process": "diurnal"}
 
 
 def _drawn(day: Simulation) -> dict[str, Any]:

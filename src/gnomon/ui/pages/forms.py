@@ -1,6 +1,6 @@
 """The inputs of the pages, which forms.yaml lists."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,3 +39,8 @@ def _control(kinds: Mapping[str, Callable[..., Control]], name: str, group: str,
         given["options"] = LISTS[given["options"]]
     tip = given.pop("tip", "")
     return kinds[given.pop("kind", "Number")](name, group=group, tip=TERMS.get(tip, tip), **given)
+
+
+def keys_of(controls: Iterable[Control]) -> dict[str, str]:
+    """The field behind each input that has one: the first that it names."""
+    return {one.name: one.field if isinstance(one.field, str) else one.field[0] for one in controls if one.field}

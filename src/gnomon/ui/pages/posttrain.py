@@ -1,6 +1,7 @@
 """Post-training: who has which GPU when under one policy, live; and policies side by side."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dash import Dash, Input, dcc, html, no_update
@@ -9,14 +10,14 @@ from dash.development.base_component import Component
 from gnomon.api import posttrain as api
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
-from gnomon.core.text import to_yaml
+from gnomon.core.text import own_yaml, to_yaml
 from gnomon.report.blocks import Line
 from gnomon.report.posttrain.figures import policies_height
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards_and_rest, commands, section, shown
 from gnomon.ui.controls import ControlError, Hidden
 from gnomon.ui.jobs import job_panel, register_job
-from gnomon.ui.pages.forms import form
+from gnomon.ui.pages.forms import form, keys_of
 from gnomon.ui.pages.pieces import draw_live, not_tall, register_boxes, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.uploads import check_is_data
@@ -24,18 +25,7 @@ from gnomon.ui.uploads import check_is_data
 MAX_SEQUENCES = 65_536
 """Sequences of all steps that a page waits for: a second or two."""
 
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "8 GPUs, 1.5B": {"steps": 2},
-    "8 GPUs, equal lengths": {
-        "prompts": 256, "minibatches": 8, "running": 32, "lengths": "fixed", "mean": 3000,
-    },
-    "64 GPUs, 7B, long tail": {
-        "model": "qwen2.5-7b", "nodes": 8, "actor": "0-15", "rollout": "16-55", "inference": "56-63", "prompts": 512,
-        "samples": 16, "mean": 9000, "longest": 27_648, "rollout_tp": 2, "running": 128, "actor_tp": 4,
-        "inference_tp": 2,
-    },
-}  # fmt: skip
-"""What differs from the page's defaults; the same as examples/posttrain/{small,flat,elastic}.yaml."""
+EXAMPLES: dict[str, dict[str, Any]] = own_yaml(Path(__file__).with_name("posttrain_examples.yaml"))
 
 
 def config_of(values: Mapping[str, Any]) -> api.Posttrain:
@@ -64,8 +54,7 @@ CONTROLS = (
     Hidden("job"),
 )
 CLUSTER_FLAGS = ("pre", "wait", "lend")
-KEYS = {one.name: one.field if isinstance(one.field, str) else one.field[0] for one in CONTROLS if one.field}
-"""The field behind each control."""
+KEYS = keys_of(CONTROLS)
 
 
 def head(state: dict[str, Any]) -> list[Component]:
