@@ -13,7 +13,7 @@ from gnomon import __version__
 from gnomon.calibration import drift, naming
 from gnomon.calibration.kernels import kernels_of, with_kv
 from gnomon.calibration.logs import Log, Steps, load_of
-from gnomon.calibration.naming import Named
+from gnomon.calibration.naming import Named, note
 from gnomon.calibration.replay import Promises, promises
 from gnomon.calibration.request_fit import fit_requests, simulated, target_of
 from gnomon.calibration.step_fit import Data, Fit, fit_steps, forms_of, levelled, thinned, with_clock
@@ -94,10 +94,6 @@ def _at(steps: Steps, trace: Floats) -> Floats:
 
 LEAST_ERROR = 0.01
 """Standard deviation of what stays, at least: no server repeats itself exactly."""
-ONE_LOAD = (
-    "Only one load was seen: constants that grow with the batch may be far off at others (a slope fitted at a low load "
-    "was once 42 % wrong at a high one). Add a log of a higher load."
-)
 CANNOT = 0.1
 """Beyond this error on loads left out, latencies are said not to tell enough."""
 Progress = Callable[[int, int], None]
@@ -193,7 +189,7 @@ def calibrate(
     left = _left_error(errors, held, loads)
     notes = [*final.named[3], *_slow_notes(slow, names, left_out), *way.notes]
     if len(loads) == 1:
-        notes = [ONE_LOAD, *notes]
+        notes = [note("one_load"), *notes]
     made = [_calibration(one, base, left) for one in (final, *others.values())]
     loads_told = tuple(
         Load(name=log.name, steps=len(log.steps) if log.steps is not None else 0,
@@ -210,12 +206,7 @@ def calibrate(
         for one in dict.fromkeys(load_of(log.name) for log in used)
     ]  # fmt: skip
     if not stepped and (worst := _worst(checks)) > CANNOT:
-        notes.insert(
-            0,
-            f"From latencies alone this server cannot be foretold within {CANNOT:.0%}: a load that was left out is "
-            f"{worst:.0%} off, and a reply time may make up for what differs. Record steps: duration_s, "
-            "prefill_tokens, decodes, decode_kv, running.",
-        )
+        notes.insert(0, note("cannot", limit=CANNOT, worst=worst))
         constants = dict(calibration.constants)
         constants["front_end.reply_s"] = constants["front_end.reply_s"].model_copy(update={"identified": False})
         about = about.model_copy(update={"notes": tuple(notes)})
@@ -274,19 +265,16 @@ def _slow_notes(slow: dict[str, float], names: Sequence[str], left_out: set[str]
     """Which rounds were slow, and what that does to their loads: a simulation has the host of a usual round."""
 
     def told(some: dict[str, float]) -> str:
-        words = ", ".join(f"{name} ({factor:.2f} times)" for name, factor in some.items())
-        return f"Rounds with a slow host, against the median round: {words}."
+        return note("slow", rounds=", ".join(f"{name} ({factor:.2f} times)" for name, factor in some.items()))
 
     rounds, notes = Counter(map(load_of, names)), []
     kept = {name: factor for name, factor in slow.items() if name not in left_out}
     if left_out:
         some = told({name: factor for name, factor in slow.items() if name in left_out})
-        notes.append(f"{some} They were left out: what is predicted is the usual host. --keep-slow keeps them. Record "
-                     "more and shorter rounds, in turn over the loads.")  # fmt: skip
+        notes.append(note("slow_left_out", slow=some))
     if kept:
         parts = ", ".join(f"{load} ({n} of {rounds[load]})" for load, n in Counter(map(load_of, kept)).items())
-        notes.append(f"{told(kept)} They are part of the constants; loads with more of them than others are predicted "
-                     f"too short: {parts}. Record more and shorter rounds, in turn over the loads.")  # fmt: skip
+        notes.append(note("slow_kept", slow=told(kept), parts=parts))
     return notes
 
 
@@ -335,11 +323,8 @@ class _BySteps:
         self.names = [log.name for log in logs if log.name not in held]
         self.own = self.logs.fit(self.names)
         self.slow = drift.slow_rounds({log.name: self.logs.host_factor(self.own, log.name) for log in logs})
-        self.notes = [
-            f"{log.name} does not say how much KV its decodes read: the mean of its requests was taken."
-            for log in logs
-            if log.steps is not None and not log.steps.knows_kv
-        ]
+        unsure = [log.name for log in logs if log.steps is not None and not log.steps.knows_kv]
+        self.notes = [note("mean_kv", log=name) for name in unsure]
 
     def fit(self, names: Sequence[str]) -> Found:
         one = self.own if list(names) == self.names else self.logs.fit(names)

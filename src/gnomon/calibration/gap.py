@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gnomon.calibration.logs import PHASES, Log, Steps
 from gnomon.calibration.replay import Figures, figures, latencies, matched, simulated_latencies
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
+from gnomon.core.text import own_yaml
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
@@ -156,18 +158,11 @@ def _front_end_cause(told: Figures, steps: list[Difference]) -> list[Cause]:
     if abs(ttft) < 2 * NOTICED or not fits:
         if not steps and abs(tpot) >= NOTICED:
             recorded, simulated = told.values["tpot"]["mean"]
-            return [Cause(
-                "time per iteration", tpot, f"{1e3 * recorded:.2f} ms per output token, ours {1e3 * simulated:.2f}",
-                "A step log tells host time and kernels apart; gnomon calibrate fits what latencies tell.",
-            )]  # fmt: skip
+            return [_cause("iteration", tpot, recorded=1e3 * recorded, simulated=1e3 * simulated)]
         return []
     recorded, simulated = told.values["ttft"]["mean"]
     share = (recorded - simulated) / max(told.values["e2e"]["mean"][0], 1e-9)
-    return [Cause(
-        "front end or queueing", -share,
-        f"first tokens after {1e3 * recorded:.1f} ms, ours {1e3 * simulated:.1f}, while iterations agree",
-        "Fit front_end.reply_s and per_request_s (gnomon calibrate), and check the admission policy.",
-    )]  # fmt: skip
+    return [_cause("front_end", -share, recorded=1e3 * recorded, simulated=1e3 * simulated)]
 
 
 NOTICED = 0.02
@@ -187,21 +182,24 @@ class Cause:
     try_this: str
 
 
+CAUSES: dict[str, dict[str, str]] = own_yaml(files("gnomon.calibration") / "causes.yaml")
+
+
+def _cause(kind: str, weight: float, **told: Any) -> Cause:
+    name, evidence, try_this = (CAUSES[kind][part].format(**told) for part in ("name", "evidence", "try"))
+    return Cause(name, weight, evidence, try_this)
+
+
 def decided_otherwise(log: Log, done: Run, ours: dict[str, Floats]) -> list[Cause]:
     """Other batches: kinds of iterations, caps, KV blocks, cache hits, admission."""
     assert log.stamps is not None
     if log.steps is None:
-        return _without_steps(done, ours)
+        return _without_steps(done)
     steps, found = log.steps, []
     kinds = [[float((phase == i).sum()) for i in range(len(PHASES))] for phase in (steps.phase, ours["phase"])]
     mixed = [one[2] / max(1.0, one[0] + one[2]) for one in kinds]
     if abs(mixed[0] - mixed[1]) > 0.3:
-        words = [f"{one[0]:,.0f} of prompts alone and {one[2]:,.0f} mixed" for one in kinds]
-        found.append(Cause(
-            "scheduler: how prompts and decodes share iterations", mixed[1] - mixed[0],
-            f"iterations recorded: {words[0]}; simulated: {words[1]}",
-            "Set batching.policy (or batching.file) as the server schedules.",
-        ))  # fmt: skip
+        found.append(_cause("scheduler", mixed[1] - mixed[0], recorded=kinds[0], simulated=kinds[1]))
     full = float(np.mean((ours["blocks"] > 0.9 * done.pools[0].num_kv_blocks) & (ours["waiting"] > 0)))
     if not found:
         found += _cap(steps, ours, full)
@@ -210,11 +208,7 @@ def decided_otherwise(log: Log, done: Run, ours: dict[str, Floats]) -> list[Caus
     hits = max(0.0, prompts - float((steps.tokens - steps.decodes).sum()))
     here = float(done.cluster.requests.cached_tokens.sum())
     if abs(here - hits) > NOTICED * prompts:
-        found.append(Cause(
-            "prefix cache", (here - hits) / prompts,
-            f"{hits:,.0f} prompt tokens were found in the server's cache, {here:,.0f} in ours",
-            "Record prompt_token_ids, or set batching.prefix_cache as the server has it.",
-        ))  # fmt: skip
+        found.append(_cause("prefix_cache", (here - hits) / prompts, hits=hits, here=here))
     return found
 
 
@@ -226,12 +220,8 @@ def _cap(steps: Steps, ours: dict[str, Floats], full: float) -> list[Cause]:
     for limited, other, where in ((mine, theirs, "simulated"), (theirs, mine, "recorded")):
         most, share = float(limited.max()), float(np.mean(limited == limited.max()))
         if share > max(OFTEN, full) and most > 1 and float(other.max()) > 1.1 * most:
-            return [Cause(
-                "batch cap", float(mine.max() / theirs.max() - 1.0),
-                f"{share:.0%} of the {where} batches with decodes have {most:,.0f} sequences and none has more; "
-                f"those of the other side reach {other.max():,.0f}",
-                "Set batching.max_sequences (or the policy's own cap) as the server had it.",
-            )]  # fmt: skip
+            weight, reached = float(mine.max() / theirs.max() - 1.0), float(other.max())
+            return [_cause("batch_cap", weight, share=share, where=where, most=most, other=reached)]
     return []
 
 
@@ -239,24 +229,14 @@ def _blocks(steps: Steps, done: Run, full: float, *, has_cap: bool) -> list[Caus
     """KV is short on one side only."""
     lost = int(done.cluster.replicas.num_preemptions.sum())
     theirs = 0.0 if steps.preempted is None else float(steps.preempted.sum())
-    fix = "Set replica.num_kv_blocks to what the server reports at its start."
     if (lost and not theirs) or (full > OFTEN and not has_cap):
-        words = f"{lost:,} pre-emptions in the simulation, {theirs:,.0f} recorded; {full:.0%} of its iterations have "
-        return [Cause("KV blocks", -max(full, OFTEN), words + "requests waiting while KV is full", fix)]
-    if theirs and not lost:
-        return [Cause("KV blocks", 1.0, f"{theirs:,.0f} pre-emptions recorded, none in the simulation", fix)]
-    return []
+        return [_cause("kv_short", -max(full, OFTEN), lost=lost, theirs=theirs, full=full)]
+    return [_cause("kv_recorded", 1.0, theirs=theirs)] if theirs and not lost else []
 
 
-def _without_steps(done: Run, ours: dict[str, Floats]) -> list[Cause]:
+def _without_steps(done: Run) -> list[Cause]:
     lost = int(done.cluster.replicas.num_preemptions.sum())
-    if not lost:
-        return []
-    return [Cause(
-        "KV blocks", lost / max(1, len(done.cluster.requests)),
-        f"{lost:,} pre-emptions in the simulation: KV is short there",
-        "Set replica.num_kv_blocks to what the server reports at its start.",
-    )]  # fmt: skip
+    return [_cause("kv_simulated", lost / max(1, len(done.cluster.requests)), lost=lost)] if lost else []
 
 
 def taken_longer(steps: Steps, kernels: Kernels, ours: Floats) -> list[Cause]:
@@ -270,15 +250,15 @@ def taken_longer(steps: Steps, kernels: Kernels, ours: Floats) -> list[Cause]:
         share = -float(weight @ missing) / total
         if abs(share) * total < NOTICED * float(weight @ steps.seconds[mine]):
             continue
-        name, evidence, fix = _grows_with(phase, steps.take(mine), kernels, mine, missing, weight)
-        causes.append(Cause(name, share, evidence, fix))
+        kind, told = _grows_with(steps.take(mine), kernels, mine, missing, weight)
+        causes.append(_cause(kind, share, phase=phase, **told))
     return sorted(causes, key=lambda one: -abs(one.weight))
 
 
 def _grows_with(
-    phase: str, steps: Steps, kernels: Kernels, mine: Any, missing: Floats, weight: Floats
-) -> tuple[str, str, str]:
-    """Which of host, sequences, compute or memory explains most of what is missing in a phase."""
+    steps: Steps, kernels: Kernels, mine: Any, missing: Floats, weight: Floats
+) -> tuple[str, dict[str, Any]]:
+    """Which of host, sequences, compute or memory explains most of what is missing, and what is told of it."""
     compute, memory = kernels.compute[mine], kernels.memory[mine]
     waits = steps.seconds - missing > 1.2 * (compute + memory) + 1e-3  # Ours waits for the host: kernels do not show.
     columns = {
@@ -297,23 +277,12 @@ def _grows_with(
         on_gpu = abs(own) > 0.5 * abs(1e-3 * mean)
         best = {"host": "kernels", "sequence": "sampling"}.get(best, best) if on_gpu else "host"
     open_ = "" if steps.gpu_s is not None else " The log has no GPU times (gpu_s) that would tell host from GPU."
-    match best:
-        case "clock":
-            factor = 1.0 + _slope(columns["clock"], missing, weight)
-            return (f"clock in {phase} iterations", f"{shown}: compute-bound kernels take {factor:.2f} times as long",
-                    "Set timing.clock as the GPU ran (gnomon calibrate fits it).")  # fmt: skip
-        case "kernels":
-            factor = 1.0 + _slope(columns["kernels"], missing, weight)
-            return (f"kernels of {phase} iterations", f"{shown}: kernels take {factor:.2f} times as long",
-                    "Use kernels of this GPU (gnomon profile all), or gnomon calibrate --kernel-scale.")  # fmt: skip
-        case "sequence" | "sampling":
-            each = 1e6 * _slope(columns["sequence"], missing, weight)
-            name = "sampling" if best == "sampling" else "sampling, or host time by the sequence,"
-            return (f"{name} in {phase} iterations", f"{shown}: {each:+z.1f} µs per sequence",
-                    f"Set sampling as the server samples; gnomon calibrate fits what is left.{open_}")  # fmt: skip
-        case _:
-            return (f"host time of {phase} iterations", f"{shown}, whatever the batch",
-                    f"gnomon calibrate fits it from this log.{open_}")  # fmt: skip
+    told: dict[str, Any] = {"shown": shown, "open": open_}
+    if best in ("clock", "kernels"):
+        told["factor"] = 1.0 + _slope(columns[best], missing, weight)
+    elif best != "host":
+        told["each"] = 1e6 * _slope(columns["sequence"], missing, weight)
+    return best, told
 
 
 def _slope(column: Floats, missing: Floats, weight: Floats) -> float:

@@ -1,6 +1,8 @@
 """Fitted constants under the names of a scenario's fields, with their intervals and what cannot be told of them."""
 
 from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from gnomon.calibration.logs import PHASES, load_of
 from gnomon.calibration.request_fit import LEAST, RequestFit, Target, limits
 from gnomon.calibration.step_fit import FEW, LIMITS, Data, Fit, Phase, covariance, joined
 from gnomon.core.arrays import Floats
+from gnomon.core.text import own_yaml
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import Constant
 
@@ -20,6 +23,13 @@ TOO_FAR = 3.0
 """Means that are so many times further off than chance explains: no reply time is identified then."""
 ALIKE = 0.98
 """Correlation beyond which two constants are known by their sum only."""
+
+
+NOTES: dict[str, str] = own_yaml(files("gnomon.calibration") / "notes.yaml")
+
+
+def note(kind: str, **told: Any) -> str:
+    return NOTES[kind].format(**told)
 
 
 def of_steps(fit: Fit, data: Data, scenario: Scenario, states: States | None) -> Named:
@@ -59,15 +69,14 @@ def of_steps(fit: Fit, data: Data, scenario: Scenario, states: States | None) ->
             is_inside = low * 1.01 < value < (high * 0.99 if name == "scale" else high)
             constants[f"timing.{name}"] = _constant(value, half[-1, name], found=is_inside, most=high)
             if not is_inside:
-                notes.append(f"timing.{name} is at the bound of what is possible ({low:g} to {high:g}): something else "
-                             "differs. `gnomon explain-gap` lists what.")  # fmt: skip
+                notes.append(note("at_bound", name=f"timing.{name}", bound=f" ({low:g} to {high:g})"))
     if states is not None:
         constants |= _slow(states, sum(float(one.at_s[-1]) for one in data.steps))
     dotted = tuple(_dotted(*name) for name in names)
     size = np.array([1.0 / layers if name == "launch" else 1.0 for _, name in names])
     notes += _alike(dotted, matrix)
     if fit.clock == 1.0:
-        notes.append("timing.clock: no iteration shows a lower clock than that of the kernels' measurements.")
+        notes.append(note("no_clock"))
     return constants, dotted, _root(matrix * np.outer(size, size)), notes
 
 
@@ -90,35 +99,27 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
     at_bound |= {"scale"} if "scale" in fit.names and fit.constants.scale < 1.01 * LEAST["scale"] else set()
     is_explained = not at_bound and fit.misfit <= TOO_FAR  # Else a reply time makes up for what is not in the others.
     constants = {}
-    for name, dotted_names in _REQUEST_FIELDS.items():
+    for name, fields in _REQUEST_FIELDS.items():
         if name == "scale" and name not in half:
             continue
         share, value = layers if name == "launch" else 1, getattr(fit.constants, name)
         told = name in half and name not in at_bound and not any(name in pair for pair in pairs)
         told = told and (is_explained or name != "reply")
-        for dotted in dotted_names:
-            constants[dotted] = _constant(value / share, half.get(name, 0.0) / share, found=told)
+        for field in fields:
+            constants[field] = _constant(value / share, half.get(name, 0.0) / share, found=told)
     order = tuple(_REQUEST_FIELDS[name][0] for name in fit.names)
     sizes = [1.0 / layers if name == "launch" else 1.0 for name in fit.names]
     for key in ("per_token_s", "exposed_s", "launch_s", "decode.launch_per_layer_s"):
         constants[f"timing.host.{key}"] = Constant(value=0.0, low=0.0, high=0.0, identified=False)
-    notes = [
-        "Latencies alone do not tell phases apart: iterations with prompts and of decodes share one constant. Record "
-        "steps (duration_s, prefill_tokens, decodes, decode_kv, running) to tell them."
-    ]
-    notes += [f"{_REQUEST_FIELDS[a][0]} and {_REQUEST_FIELDS[b][0]} do the same to latencies, which do not tell them "
-              "apart; steps would." for a, b in pairs]  # fmt: skip
-    notes += [f"{_REQUEST_FIELDS[name][0]} is at the bound of what is possible: something else differs. "
-              "`gnomon explain-gap` lists what." for name in sorted(at_bound)]  # fmt: skip
-    if "launch" not in fit.names or not constants[_REQUEST_FIELDS["launch"][0]].identified:
-        notes.append("The launch bound of prompts cannot be identified from these latencies.")
+    dotted = {name: fields[0] for name, fields in _REQUEST_FIELDS.items()}
+    notes = [note("one_constant"), *(note("same", one=dotted[a], other=dotted[b]) for a, b in pairs)]
+    notes += [note("at_bound", name=dotted[name], bound="") for name in sorted(at_bound)]
+    if "launch" not in fit.names or not constants[dotted["launch"]].identified:
+        notes.append(note("no_launch"))
     if len({load_of(target.name) for target in targets}) < 2:
-        notes.append("timing.host.per_sequence_s cannot be identified from one load.")
+        notes.append(note("no_slope"))
     if fit.misfit > TOO_FAR:
-        notes.append(
-            f"The means are {fit.misfit:.1f} times further off than chance explains: something else differs. "
-            "`gnomon explain-gap` lists what."
-        )
+        notes.append(note("misfit", misfit=fit.misfit))
     return constants, order, _root(fit.covariance * np.outer(sizes, sizes)), notes
 
 
@@ -162,22 +163,17 @@ def _short(value: float) -> float:
 def _phase_notes(index: int, phase: Phase, data: Data) -> list[str]:
     name = PHASES[index]
     if phase.borrowed is not None:
-        return [f"{name}: {phase.count} iterations seen, fewer than {FEW}; the constants are those of "
-                f"{PHASES[phase.borrowed]} iterations."]  # fmt: skip
+        return [note("borrowed", name=name, count=phase.count, few=FEW, other=PHASES[phase.borrowed])]
     if not phase.count:
-        return [f"{name}: no iteration seen; nothing can be said about its host time."]
+        return [note("unseen", name=name)]
     notes = []
     rows = joined(data.rows(index))
-    sequences = rows.sequences
-    if sequences.std() < 0.05 * sequences.mean():
-        notes.append(f"{name}: all batches have about {sequences.mean():.0f} sequences: a part per sequence cannot be "
-                     "identified.")  # fmt: skip
+    if rows.sequences.std() < 0.05 * rows.sequences.mean():
+        notes.append(note("one_size", name=name, size=rows.sequences.mean()))
     if phase.launch > 0.0 and phase.bound > 0.98:
-        notes.append(f"{name}: every iteration waits for launching: the bound and the constant are known by their sum "
-                     "only, which is taken for the bound. Add a log with longer prompts.")  # fmt: skip
+        notes.append(note("all_wait", name=name))
     if phase.launch == 0.0:
-        shortest = 1e3 * float(rows.gpu().min())
-        notes.append(f"{name}: no launch bound above the shortest kernels ({shortest:.2g} ms) can be seen.")
+        notes.append(note("no_bound", name=name, shortest=1e3 * float(rows.gpu().min())))
     return notes
 
 
@@ -185,7 +181,7 @@ def _alike(names: Sequence[str], matrix: Floats) -> list[str]:
     """Pairs of constants that the logs tell apart by hardly anything."""
     correlation = _correlation(matrix)
     return [
-        f"{names[i]} and {names[j]} are known by their sum only (correlation {correlation[i, j]:.2f})."
+        note("sum_only", one=names[i], other=names[j], correlation=correlation[i, j])
         for i in range(len(names))
         for j in range(i)
         if correlation[i, j] < -ALIKE
