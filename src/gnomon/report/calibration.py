@@ -203,7 +203,8 @@ def time_lines(gap: Gap) -> Figure:
 
 
 def _dots(at: Floats, values: Floats, name: str, axis: int, colour: int, *, shown: bool = True) -> dict[str, Any]:
-    step, place = max(1, -(-len(at) // MOST_POINTS)), {"xaxis": "x", "yaxis": f"y{axis if axis > 1 else ''}"}
+    step = max(1, -(-len(at) // MOST_POINTS))
+    place: dict[str, Any] = {"xaxis": "x", "yaxis": f"y{axis if axis > 1 else ''}"}
     mark = {"size": 3, "color": COLOURS[colour], "opacity": 0.6}
     drawn = dots(_list(at[::step]), _list(values[::step]), "", name=name, marker=mark, showlegend=shown, **place)
     return drawn | {"type": "scattergl"}
