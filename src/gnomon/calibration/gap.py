@@ -28,8 +28,6 @@ SIZES = (1, 8, 32, 128, 512)
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity in both."""
-
     what: str
     recorded: float
     simulated: float
@@ -41,8 +39,6 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Gap:
-    """Everything that differs."""
-
     name: str
     figures: Figures
     steps: list[Difference]

@@ -21,8 +21,6 @@ TOOLS = ("vidur", "vllm", "sglang", "trtllm")
 
 
 class Option(Config):
-    """One option of another tool."""
-
     to: str | tuple[str, ...] = ()
     """Dotted keys of the scenario that get its value; a last part that is a number is a place in a list."""
     sets: dict[str, Any] = Field(default_factory=dict)
@@ -79,8 +77,6 @@ class Group(Config):
 
 
 class OptionMap(Config):
-    """All options of one tool."""
-
     source: str
     """Which version of the tool the options were read from."""
     entries: tuple[str, ...]

@@ -38,8 +38,6 @@ ROOM = 1 << 22
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that is sent."""
-
     tokens: Sequence[int]
     """Its prompt, then its answer: what a later prompt may start with."""
     prompt_tokens: int

@@ -120,8 +120,6 @@ Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class StreamOptions(BaseModel):
-    """What a stream says beside its text."""
-
     include_usage: bool = False
 
 
@@ -164,15 +162,11 @@ class Completion(Common):
 
 
 class Part(BaseModel):
-    """A part of a message."""
-
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    """One message of a conversation."""
-
     role: Annotated[str, Field(min_length=1)]
     content: str | list[Part] | None = None
 

@@ -71,8 +71,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A run beside its simulation."""
-
     measured: Measured
     ttft_s: float
     tpot_s: float

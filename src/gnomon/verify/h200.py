@@ -45,8 +45,6 @@ ARRIVAL_SHIFT_S = 10e-3
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """One measured run."""
-
     folder: Path
 
     @cached_property

@@ -34,8 +34,6 @@ HEURISTIC_TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class Check:
-    """One expected value and what came out."""
-
     what: str
     expected: float | str | None
     obtained: float | str

@@ -45,8 +45,6 @@ STAGES = ("rollout", "inference", "actor")
 
 @dataclass(frozen=True)
 class Check:
-    """One published value beside ours."""
-
     source: str
     what: str
     published: float

@@ -136,8 +136,6 @@ def verl_v1_rows(folder: Path) -> list[tuple[str, float, Posttrain]]:
 
 @dataclass(frozen=True)
 class NemoRow:
-    """One row of NeMo-RL's table."""
-
     name: str
     model: str
     gpu: str

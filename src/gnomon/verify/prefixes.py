@@ -71,8 +71,6 @@ class Effect:
 
 @dataclass(frozen=True)
 class Row:
-    """A published run and its simulation."""
-
     part: str
     published: Published
     tokens_s: float

@@ -86,8 +86,6 @@ NOT_UNDERSTOOD = {
 
 @dataclass(frozen=True)
 class Server:
-    """One measured server."""
-
     task: str
     model: str
     device: str
@@ -125,8 +123,6 @@ class Server:
 
 @dataclass(frozen=True)
 class Scored:
-    """A server beside its prediction."""
-
     server: Server
     itl_s: float = math.nan
     tokens_s: float = math.nan

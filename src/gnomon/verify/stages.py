@@ -25,8 +25,6 @@ MODELS = {"llama-2-7b-tp1": ("llama-2-7b", 1), "codellama-34b-tp2": ("codellama-
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of load on one server."""
-
     run: str
     number: int
     rate: float
@@ -46,8 +44,6 @@ class Stage:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A stage beside its simulation."""
-
     stage: Stage
     ttft_s: float
     tpot_s: float

@@ -31,8 +31,6 @@ MODELS, DEVICES, PRECISIONS = own_yaml(DATA / "training_names.yaml").values()
 
 @dataclass(frozen=True)
 class Row:
-    """One published step."""
-
     source: str
     family: str
     """dense, moe, lora or single: by which it is judged."""
@@ -208,8 +206,6 @@ FAR_ENOUGH = 0.10
 
 @dataclass(frozen=True)
 class Scored:
-    """A row and its prediction."""
-
     row: Row
     step: TrainStep | None
     problem: str = ""

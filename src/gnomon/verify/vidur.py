@@ -38,8 +38,6 @@ _BATCH_COLUMNS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a replay found."""
-
     name: str
     scheduler: str
     num_requests: int
@@ -61,8 +59,6 @@ class Comparison:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The files of one run directory."""
-
     folder: Path
     setup: dict[str, Any]
     requests: pl.DataFrame

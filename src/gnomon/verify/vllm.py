@@ -218,8 +218,6 @@ _DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "half": "fp1
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One recorded server beside its simulation."""
-
     recording: Recording
     device: str
     simulated: Run

@@ -23,8 +23,6 @@ Ints = NDArray[np.int32]
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request and how far it has come."""
-
     index: int
     arrived_s: float
     prompt: Ints

@@ -27,8 +27,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Served:
-    """A finished run."""
-
     requests: list[Request]
     steps: list[Step]
 

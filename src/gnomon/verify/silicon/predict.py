@@ -21,8 +21,6 @@ from gnomon.verify.silicon.servers import Server
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the simulator says of one server."""
-
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     notes: tuple[str, ...] = ()
@@ -33,8 +31,6 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Scored:
-    """A server beside its prediction."""
-
     server: Server
     prediction: Prediction
 

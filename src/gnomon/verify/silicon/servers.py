@@ -60,8 +60,6 @@ class Layout:
 
 @dataclass(frozen=True)
 class Server:
-    """One measured deployment."""
-
     id: str
     family: Family
     model: str

@@ -139,8 +139,6 @@ FIGURES = ("tpot_mape", "tpot_median", "ttft_mape", "ttft_median")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Every server beside its prediction, with the figures that follow."""
-
     scored: Sequence[Scored]
     is_whole: bool
     """Whether all servers of the file were scored: only then are figures held against the recorded ones."""
