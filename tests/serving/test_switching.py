@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gnomon.api.serving import controller_names
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
+from gnomon.report.serving.compare import _variant_tables
+from gnomon.report.serving.fleet import day_cards
+from gnomon.report.serving.text import fleet_words
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View, controller
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP
 from gnomon.serving.results.metrics import summarize
@@ -62,6 +67,8 @@ def test_an_idle_replica_serves_the_other_role_after_the_switch() -> None:
     summary = summarize(done).fleet
     assert summary is not None and (summary.switches, summary.cold_starts, summary.drains) == (1, 0, 1)
     assert (summary.peak_up, summary.least_up) == (3, 2)
+    assert "0 cold starts of 1 s, 1 replicas switched pools" in fleet_words(summary)
+    assert ("switched", "1") in [(card.name, card.value) for card in day_cards(summarize(done))]
 
 
 def test_a_busy_decode_replica_is_waited_for() -> None:
@@ -191,3 +198,13 @@ def test_the_example_follows_what_is_asked() -> None:
     assert done.fleet is not None
     counts = [count for _, count in done.fleet.decisions[0]]
     assert max(counts) > 4 > counts[-1]
+
+
+def test_a_comparison_counts_who_switched() -> None:
+    summary = summarize(switching(lambda *_: 1))
+    tables = _variant_tables({"as it was": summary, "without a fleet": replace(summary, fleet=None)}, {})
+    assert [(row.get("switched"), row.get("moved")) for row in tables[0].rows] == [("1", None), ("0", None)]  # type: ignore[union-attr]
+
+
+def test_a_page_with_one_pool_offers_no_roles() -> None:
+    assert {"arrow", "load_planner"} <= set(controller_names()) - set(controller_names(of_one_pool=True))

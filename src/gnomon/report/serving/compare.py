@@ -137,8 +137,10 @@ def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[
 
 
 def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:
-    moved = {name: one.fleet.moves if one.fleet is not None else 0 for name, one in summaries.items()}
-    shown = {name: {"moved": f"{count:,}"} if any(moved.values()) else {} for name, count in moved.items()}
+    of_fleets = {"moved": "moves", "switched": "switches"}
+    counts = {name: {to: getattr(one.fleet, of, 0) for to, of in of_fleets.items()} for name, one in summaries.items()}
+    asked = [to for to in of_fleets if any(count[to] for count in counts.values())]
+    shown = {name: {to: f"{count[to]:,}" for to in asked} for name, count in counts.items()}
     tables = [Table([variant_row(name, one) | shown[name] for name, one in summaries.items()])]
     if any(intervals.values()):
         places = {"TTFT P99": "ttft_s.p99", "TPOT mean": "tpot_s.mean", "E2E mean": "e2e_s.mean"}
