@@ -180,7 +180,6 @@ def engine_commands(scenario: Scenario) -> dict[str, str]:
 
 
 def sglang_flags(scenario: Scenario) -> list[str]:
-    """The words of a `sglang.launch_server` command."""
     pool = scenario.all_pools()[0]
     replica, batching = pool.replica, pool.batching
     words = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]

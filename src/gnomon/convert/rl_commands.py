@@ -159,7 +159,6 @@ def as_posttrain_yaml(tool: str, text: str, *, device: str = "h100", model: str 
 
 
 def verl_flags(config: Posttrain) -> list[str]:
-    """The set-up as options of verl."""
     a, actor, sizes = config.algorithm, config.actor, placement_of(config)
     others = (f"{ACTOR}.megatron" if actor.framework == "fsdp" else f"{ACTOR}.ulysses", "trainer.", "async_training.")
     flags = {name: _field(config, field) for name, field in SAME.items() if not name.startswith(others)}
@@ -197,7 +196,6 @@ def verl_flags(config: Posttrain) -> list[str]:
 
 
 def rlinf_yaml(config: Posttrain) -> str:
-    """The set-up in the sections of RLinf's YAML."""
     sizes = placement_of(config).by_name().items()
     data: dict[str, Any] = {}
     for name, field in RLINF.items():

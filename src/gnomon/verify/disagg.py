@@ -87,7 +87,6 @@ class Predicted:
 
 
 def read_runs(path: str | Path) -> list[Measured]:
-    """The runs of a file of llm-d-prism."""
     rows = read_json(path)
     try:
         runs = [_measured(row) for row in rows]

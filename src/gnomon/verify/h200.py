@@ -129,7 +129,6 @@ def calibrate(recording: Recording, profile: Path = PROFILE, *, full_clock: bool
 def compare(
     repeats: list[Recording], host: HostConfig, profile: Path = PROFILE, *, full_clock: bool = False
 ) -> Comparison:
-    """Simulate one run and compare its latencies."""
     rng = stream(0, "arrival shift", repeats[0].name)
     measured = [latencies(one.stamps) for one in repeats]
     scenarios = [one.scenario(profile, host, full_clock=full_clock) for one in repeats]

@@ -61,27 +61,14 @@ class Task:
         return self.num_requests * next(times for most, times in self.repeats if sequences <= most)
 
 
-CHATS = ((384, 1), (1024, 2), (2048, 3), (3072, 4), (4096, 6))
-QUESTIONS = ((128, 1), (256, 2), (512, 3), (768, 5), (1024, 6), (1536, 9), (2048, 12), (4096, 21))
-TASKS = {
-    "lm-arena-chat": Task(1024, CHATS, (70, 800), 4096, 20_480, 1.0, turns=1.3, longest_prompt=7_500),
-    "gpqa": Task(198, QUESTIONS, (220, 450), 32_768, 40_960, 0.5),
-    "sourcegraph-fim": Task(1024, CHATS, (1500, 5000), 2048, 20_480, 0.7),
-}
-GOALS = {
-    "h100 itl median": 0.07, "h100 itl mean": 0.10, "b200 itl median": 0.10, "b200 itl mean": 0.16,
-    "throughput median": 0.12,
-}  # fmt: skip
-"""For the lines with an odd crc32, which nothing was chosen on."""
+DATA: dict[str, Any] = own_yaml(files("gnomon.verify") / "data" / "servers.yaml")
+TASKS = {name: Task(**one) for name, one in DATA["tasks"].items()}
+GOALS: dict[str, float] = DATA["goals"]
+NOT_UNDERSTOOD = {(model, sequences) for model, sequences in DATA["not understood"]}
 SLACK = 0.005
 """How much a figure may differ from the recorded one without being called worse."""
 IS_ITERATION = 0.8
 """Where the median time between tokens is below this share of an iteration's time, messages held several tokens."""
-NOT_UNDERSTOOD = {
-    ("Qwen/Qwen3-8B", 8), ("Qwen/Qwen3-8B", 16), ("Qwen/Qwen3-14B", 8), ("Qwen/Qwen3-14B", 32), ("Qwen/Qwen3-14B", 64),
-    ("Qwen/Qwen3-32B", 16),
-}  # fmt: skip
-"""Servers of gpqa on B200 that took 32 to 38 ms for an iteration where an H100 takes 9 to 17."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +126,6 @@ class Scored:
 
 
 def read_servers(path: str | Path) -> list[Server]:
-    """The text servers of the file."""
     return rows_of(path, "server of a text task", "mlenergy/servers.csv", _server)
 
 
@@ -273,8 +259,7 @@ def figures(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def recorded() -> dict[str, float]:
-    """The figures that were recorded with the release."""
-    found: dict[str, float] = own_yaml(files("gnomon.verify") / "data" / "servers.yaml")["held out"]
+    found: dict[str, float] = DATA["held out"]
     return found
 
 

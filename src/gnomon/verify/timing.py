@@ -95,7 +95,6 @@ def sample(tables: Sequence[Table], every: int = 12) -> list[Table]:
 
 
 def score(table: Table, name: str) -> Score:
-    """Cross-validate one estimator on one table."""
     factory = ESTIMATORS[name]
     bound = bound_of(table.operator, table.roofline, table.samples)
     x, y = table.samples.sizes, table.samples.seconds

@@ -55,7 +55,6 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All rows of the files that are there."""
     readers = {"h200_single_gpu.csv": _h200, "prime_rl.csv": _prime, "mlperf_v5.1.csv": _mlperf}
     rows: list[Row] = []
     for file in sorted(folder.glob("*")):

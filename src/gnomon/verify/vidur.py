@@ -101,7 +101,6 @@ def _read_table(folder: Path, name: str, columns: tuple[str, ...]) -> pl.DataFra
 
 
 def compare(folder: str | Path) -> Comparison:
-    """Replay one recorded run and compare every batch and stamp."""
     recorded = read_run(folder)
     scenario = scenario_of(recorded)
     recording, order = _recording(recorded)

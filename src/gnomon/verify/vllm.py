@@ -231,7 +231,6 @@ class Comparison:
 def compare(
     folder: str | Path, profiles: str | Path, device: str | None = None, tolerances: Mapping[str, float] = TOLERANCES,
 ) -> Comparison:  # fmt: skip
-    """Simulate the server recorded in `folder` with the kernels measured in `profiles`."""
     if not Path(profiles).is_dir():
         raise DataError("no such folder.", where=str(profiles), fix="--profiles names a folder of measured kernels.")
     recording = read_recording(folder)

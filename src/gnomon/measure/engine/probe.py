@@ -32,7 +32,6 @@ class Probe:
 
 
 def decode(runner: Runner, sequences: int, kv: int, repeats: int = 30) -> Probe:
-    """An iteration of `sequences` decodes with `kv` tokens each."""
     batch = _batch(runner, [1] * sequences, [kv] * sequences)
     seconds, gpu_s = _time(runner, batch, repeats)
     shape = runner.shape

@@ -235,7 +235,6 @@ def curves(scored: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
 
 
 def write_page(verdict: Verdict, path: str | Path) -> Path:
-    """The leaderboard as one self-contained page."""
     scored = verdict.scored
     overall = errors_of(scored)
     drawn = [Plot(name, partial(dict, one)) for name, one in figures(scored).items()]

@@ -32,7 +32,6 @@ ONE_NVLINK_DOMAIN = ("gb200", "gb300")
 
 
 def scenario_of(server: Server) -> Scenario:
-    """The scenario that `gnomon simulate` would run for this server."""
     return load(Scenario, None, settings_of(server))
 
 
