@@ -7,7 +7,6 @@ weights that stream through the cache meanwhile push it out. What a kernel reads
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -21,20 +20,13 @@ POSITIONS = 8192
 TABLE_ROWS = 32_000
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What the device does at best, to guess how long a call will take."""
-
-    flops_per_s: float
-    bytes_per_s: float
-
-    def expected_s(self, flops: float, num_bytes: float) -> float:
-        """A guess within a factor of a few."""
-        return 2e-6 + max(flops / self.flops_per_s, num_bytes / self.bytes_per_s)
+FLOPS_PER_S, BYTES_PER_S = 6e14, 3.5e12
+"""Of a large accelerator; only the number of repeats depends on them."""
 
 
-ASSUMED = Rates(6e14, 3.5e12)
-"""A large accelerator; only the number of repeats depends on it."""
+def expected_s(flops: float, num_bytes: float) -> float:
+    """How long a call will take, within a factor of a few."""
+    return 2e-6 + max(flops / FLOPS_PER_S, num_bytes / BYTES_PER_S)
 
 
 def gemm(pool: Pool, m: int, n: int, k: int, *, normal: bool = False) -> tuple[Call, float]:
@@ -46,13 +38,12 @@ def gemm(pool: Pool, m: int, n: int, k: int, *, normal: bool = False) -> tuple[C
         torch.mm(x, weights[index % len(weights)].t(), out=y)
 
     item = pool.dtype.itemsize
-    return call, ASSUMED.expected_s(2.0 * m * n * k, item * (n * k + m * (n + k)))
+    return call, expected_s(2.0 * m * n * k, item * (n * k + m * (n + k)))
 
 
 def elementwise(pool: Pool, operator: str, tokens: int, width: int, head_dim: int) -> tuple[Call, float]:
-    return ELEMENTWISE[operator](pool, tokens, width, head_dim), ASSUMED.expected_s(
-        0.0, 3.0 * pool.dtype.itemsize * tokens * width
-    )
+    moved = 3.0 * pool.dtype.itemsize * tokens * width
+    return ELEMENTWISE[operator](pool, tokens, width, head_dim), expected_s(0.0, moved)
 
 
 def _embedding(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
@@ -145,4 +136,4 @@ def experts(
 
     touched = int((counts > 0).sum())
     weights = 3.0 * touched * hidden * intermediate * pool.dtype.itemsize
-    return call, ASSUMED.expected_s(6.0 * rows * hidden * intermediate, weights), touched
+    return call, expected_s(6.0 * rows * hidden * intermediate, weights), touched

@@ -15,7 +15,7 @@ from gnomon.measure.kernels.attention import PagedAttention
 from gnomon.measure.kernels.work import Layout, WorkList
 from gnomon.measure.profiling import grid, operators
 from gnomon.measure.profiling.bundle import Journal, Key
-from gnomon.measure.profiling.operators import ASSUMED, PAGE_TOKENS
+from gnomon.measure.profiling.operators import PAGE_TOKENS, expected_s
 from gnomon.measure.profiling.pool import Pool
 from gnomon.measure.profiling.quality import NOISY
 from gnomon.measure.profiling.shapes import Shapes
@@ -91,9 +91,8 @@ class AttentionShape:
 
         pairs = batch.chunk * (batch.kv + batch.chunk / 2) + sum(lengths)
         item = self.pool.dtype.itemsize
-        return run, ASSUMED.expected_s(
-            8.0 * self.heads * self.head_dim * pairs, 2.0 * item * self.kv_heads * self.head_dim * batch.key_tokens
-        )
+        moved = 2.0 * item * self.kv_heads * self.head_dim * batch.key_tokens
+        return run, expected_s(8.0 * self.heads * self.head_dim * pairs, moved)
 
     def _tables(self, rows: int, longest: int) -> list[torch.Tensor]:
         """Random pages for every sequence; long batches use a page several times, far enough apart for the cache."""

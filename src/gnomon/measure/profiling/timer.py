@@ -38,24 +38,17 @@ class Timer(Protocol):
         """Time `call`, which should take about `expected_s`."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long a measurement may take."""
-
-    replay_s: float = 500e-6
-    """Length of one timed replay: calls are repeated inside the graph until it is this long."""
-    warm_s: float = 4e-3
-    """Replays before the first timed one, so that clocks and caches settle."""
-    repeats: int = 9
-    most_calls: int = 100
-    """Most calls in one graph."""
-    most_s: float = 20e-3
-    """Slow calls are repeated less often than `repeats` to stay within this, but at least three times."""
-    rest_after_s: float = 15e-3
-    """A measurement that kept the GPU busy longer than this is followed by as long a rest: under sustained matrix
-    products a power-capped GPU lowers its clock within 50 ms (see `sustained`)."""
-
-
+REPLAY_S = 500e-6
+"""Length of one timed replay: calls are repeated inside the graph until it is this long."""
+WARM_S = 4e-3
+"""Replays before the first timed one, so that clocks and caches settle."""
+REPEATS, MOST_CALLS = 9, 100
+"""Timed replays, and the most calls in one graph."""
+MOST_S = 20e-3
+"""Slow calls are repeated less often than `REPEATS` to stay within this, but at least three times."""
+REST_AFTER_S = 15e-3
+"""A measurement that kept the GPU busy longer than this is followed by as long a rest: under sustained matrix products
+a power-capped GPU lowers its clock within 50 ms (see `sustained`)."""
 BETWEEN_SIZE = (8, 4096)
 BETWEEN_REPEATS = 25
 SHORTEST_S = 1e-7
@@ -64,25 +57,23 @@ SHORTEST_S = 1e-7
 class GraphTimer:
     """Captures calls into a CUDA graph, a small other kernel before each, and times its replays."""
 
-    def __init__(self, effort: Effort | None = None) -> None:
+    def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise RuntimeError("no CUDA device: profiling needs a GPU (PyTorch sees none)")
-        self.effort = effort or Effort()
         self._x, self._out = (torch.randn(BETWEEN_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
         self._between_s: dict[int, float] = {}
 
     def __call__(self, call: Call, expected_s: float) -> Timing:
-        effort = self.effort
-        calls = max(1, min(effort.most_calls, math.ceil(effort.replay_s / expected_s)))
+        calls = max(1, min(MOST_CALLS, math.ceil(REPLAY_S / expected_s)))
         graph = _capture(self._with_between(call), calls)
         once = _replay_s(graph, 1)[0]
-        warm = min(50, int(effort.warm_s / once))
+        warm = min(50, int(WARM_S / once))
         for _ in range(warm):
             graph.replay()
-        repeats = max(3, min(effort.repeats, int(effort.most_s / once)))
+        repeats = max(3, min(REPEATS, int(MOST_S / once)))
         replays = _replay_s(graph, repeats)
         busy_s = (1 + warm + repeats) * once
-        if busy_s > effort.rest_after_s:
+        if busy_s > REST_AFTER_S:
             time.sleep(busy_s)
         between_s = self._all_between_s(calls)
         return summarise([max(SHORTEST_S, (seconds - between_s) / calls) for seconds in replays])
