@@ -389,11 +389,14 @@ def test_choices_are_measured_elsewhere_once_and_a_failure_is_worth_nothing(tmp_
 
 @pytest.mark.parametrize(
     ("given", "fix"),
-    [({"objective": "cost"}, "Set load to the requests per second"), ({"load": 3.0}, "Leave load out")],
+    [
+        ({"objective": "cost"}, "cost needs load. Set load to the requests per second"),
+        ({"load": 3.0}, "qps_per_dollar has no load. Leave load out"),
+    ],
 )
 def test_a_load_goes_with_the_objective_cost(given: dict[str, Any], fix: str) -> None:
     assert question(objective="cost", load=3.0).load == 3.0
-    with pytest.raises(ConfigError, match="do not go together") as told:
+    with pytest.raises(ConfigError) as told:
         question(**given)
     assert fix in str(told.value)
     with pytest.raises(ConfigError, match=r"needs slo\.goodput"):

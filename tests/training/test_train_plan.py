@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import yaml
 
+from gnomon.api.train import train_plan
 from gnomon.convert.training_commands import megatron_command, read_megatron, torchtitan_command
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.parallel import shared_workers
@@ -182,3 +183,10 @@ def test_no_published_layout_is_faster_than_the_plan_s(reference):
                 winners[question] = fastest(question, workers).step_s
         assert winners[question] <= 1.000001 * published.step_s, row.name
     assert len(winners) > 5
+
+
+@pytest.mark.parametrize("tokens", [-5.0, 0.0, float("nan"), float("inf")])
+def test_a_run_has_tokens(tokens: float) -> None:
+    """-5 tokens took -0.0 days."""
+    with pytest.raises(ConfigError, match=r"--tokens: a run of .* tokens is none"):
+        train_plan(ASKED, tokens=tokens)

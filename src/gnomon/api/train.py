@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
 from gnomon.api.result import Result, read
 from gnomon.core.config import save
-from gnomon.core.errors import DoesNotFitError
+from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.files import write_text
 from gnomon.training.config import Precision, Sharding, TrainConfig
 from gnomon.training.plan import Job, TrainPlan, job, plan
@@ -79,6 +80,8 @@ def train_plan(
 
     gnomon.train_plan(model="llama-3.1-405b", gpu="h100", gpus=1024, batch=512, sequence=8192).summary["best"][0]
     """
+    if tokens is not None and not 0 < tokens < inf:
+        raise ConfigError(f"a run of {tokens:g} tokens is none.", where="--tokens", fix="Give a number above 0.")
     found = plan(read(TrainConfig, given, overrides), jobs=jobs, shown=shown, on_progress=on_progress)
     return TrainPlanResult(found, job(found.winner, tokens, jitter) if tokens else None)
 

@@ -219,8 +219,9 @@ class SearchConfig(Config):
     @model_validator(mode="after")
     def _consistent(self) -> SearchConfig:
         if (self.objective == "cost") != (self.load is not None):
+            what = "needs" if self.load is None else "has no"
             fix = "Set load to the requests per second to be served." if self.load is None else "Leave load out."
-            raise ConfigError(f"the objective {self.objective} and load do not go together.", where="load", fix=fix)
+            raise ConfigError(f"the objective {self.objective} {what} load.", where="load", fix=fix)
         if self.objective == "goodput_per_gpu" and self.slo.goodput is None:
             raise ConfigError("the objective goodput_per_gpu needs slo.goodput.", where="slo.goodput")
         return self

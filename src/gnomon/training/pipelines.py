@@ -111,10 +111,11 @@ def template(
 def span(config: TrainConfig, seconds: StageSeconds, *, with_data: bool = True) -> tuple[float, Run]:
     """The make-span of a configuration's schedule, and its run.
 
-    Once a schedule is under way it repeats: of many micro-batches only as many run as show how long each takes.
+    Once a schedule is under way it repeats: of many micro-batches only as many run as show how long each takes (those
+    whose chunks lie in a V, or that put weight gradients off, are under way later).
     """
     c, ranks, microbatches = config, config.pipeline_parallel, config.num_microbatches
-    few = max(2 * ranks, 2)
+    few = ranks * (2 if c.schedule_name in IN_TURN or SCHEDULES[c.schedule_name].takes_chunks or ranks == 1 else 3)
 
     def run(count: int) -> Run:
         data = (seconds.buckets, seconds.fully_sharded, seconds.own_links) if with_data and seconds.has_data else ()
