@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -170,7 +169,7 @@ def calibrate(
     if len(stepped) < len(names) and stepped:
         missing = ", ".join(name for name in names if name not in stepped)
         raise ConfigError(f"has no steps, others have: {missing}.", where="logs", fix="Give steps of all, or of none.")
-    way: _Way = _BySteps(base, logs, held, with_scale, with_clock) if stepped else _ByRequests(
+    way: _BySteps | _ByRequests = _BySteps(base, logs, held, with_scale, with_clock) if stepped else _ByRequests(
         base, logs, with_scale, on_progress)  # fmt: skip
     slow = way.slow
     has_others = {load_of(name) for name in names if name not in slow}
@@ -306,13 +305,6 @@ class Found:
     """Of a log, by its name."""
     pace: Callable[[str], Floats | None]
     """How slow the host was during a log, where it is known."""
-
-
-class _Way(Protocol):
-    slow: dict[str, float]
-    notes: list[str]
-
-    def fit(self, names: Sequence[str]) -> Found: ...
 
 
 class _BySteps:

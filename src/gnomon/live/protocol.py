@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -23,17 +23,6 @@ _WORDS = (
     "line path road gate wall roof hand eye face name word song tale is was has had runs goes sees says gave took made "
     "went came kept held left and or but so as at by in of on to up"
 )
-
-
-class Tokenizer(Protocol):
-    """Text to tokens."""
-
-    words: Sequence[str]
-    """Words that are one token each, with the space before them."""
-    word_tokens: Ints
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
 
 
 class Pieces:
@@ -71,6 +60,10 @@ class FromFile:
 
     def encode(self, text: str) -> list[int]:
         return list(self._made.encode(text, add_special_tokens=False).ids)
+
+
+Tokenizer = Pieces | FromFile
+"""`words` are one token each (`word_tokens`), with the space before them."""
 
 
 def answer(tokenizer: Tokenizer, prompt: Sequence[int], count: int, seed: int) -> Ints:

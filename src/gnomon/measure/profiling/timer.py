@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 
@@ -31,13 +30,8 @@ class Timing:
     spread: float
 
 
-class Timer(Protocol):
-    """What measures; tests put a formula in its place."""
-
-    def __call__(self, call: Call, expected_s: float) -> Timing:
-        """Time `call`, which should take about `expected_s`."""
-
-
+Timer = Callable[[Call, float], Timing]
+"""Times a call that should take about so many seconds; tests put a formula in its place."""
 REPLAY_S = 500e-6
 """Length of one timed replay: calls are repeated inside the graph until it is this long."""
 WARM_S = 4e-3
