@@ -15,7 +15,7 @@ from gnomon.api.serving import controller_names
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.report.serving.compare import _variant_tables
-from gnomon.report.serving.fleet import day_cards
+from gnomon.report.serving.fleet import day_cards, fleet_drawers, fleet_frame
 from gnomon.report.serving.text import fleet_words
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View, controller
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP
@@ -198,6 +198,17 @@ def test_the_example_follows_what_is_asked() -> None:
     assert done.fleet is not None
     counts = [count for _, count in done.fleet.decisions[0]]
     assert max(counts) > 4 > counts[-1]
+
+
+def test_the_report_has_replicas_by_role_and_marks_the_switch() -> None:
+    """From 5 s on one prefills and two decode; looked at every two seconds."""
+    done = switching(lambda *_: 1)
+    frame = fleet_frame(done)
+    assert frame["time_s"].to_list()[:3] == [2.0, 4.0, 6.0]
+    assert frame["prefill"].to_list()[:3] == [1, 1, 1] and frame["decode"].to_list()[:3] == [1, 1, 2]
+    drawn = {line["name"]: line for line in fleet_drawers(done)["replicas"]()["data"]}
+    assert {"prefill", "decode", "starts", "drains"} <= set(drawn) and "up" not in drawn
+    assert drawn["drains"]["text"] == ["replica 1 drains"] and drawn["starts"]["text"] == ["replica 3 starts"]
 
 
 def test_a_comparison_counts_who_switched() -> None:

@@ -43,6 +43,8 @@ def fleet_frame(run: Run) -> pl.DataFrame:
     at = np.searchsorted(seen.time_s, edges[1:], side="right") - 1
     for state, name in ((2, "up"), (1, "starting"), (3, "draining"), (4, "down")):
         columns[name] = seen.counts[at, :, state].sum(axis=1)
+    for role in _roles(run):
+        columns[role] = seen.counts[at, :, UP][:, [pool.role == role for pool in run.pools]].sum(axis=1)
     samples = np.searchsorted(record.column("time_s")[:, 0], edges, side="right") - 1
     for name in ("waiting", "running") if record.samples.size else ():  # The controller may never have been asked.
         columns[name] = record.column(name).sum(axis=1)[np.maximum(samples[1:], 0)]
@@ -53,6 +55,11 @@ def fleet_frame(run: Run) -> pl.DataFrame:
     if watts is not None:
         columns["kw"] = watts
     return pl.DataFrame(columns)
+
+
+def _roles(run: Run) -> tuple[str, ...]:
+    """Lines of their own among the replicas that are up."""
+    return ("prefill", "decode") if {pool.role for pool in run.pools} == {"prefill", "decode"} else ()
 
 
 def _edges(run: Run) -> Floats:
@@ -212,13 +219,13 @@ def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
         lines = [(name.removeprefix("slo_met_"), table[name].to_numpy(), colour)
                  for name, colour in zip(names, COLOURS, strict=False) if name in table.columns]  # fmt: skip
         drawn = time_lines(title, hours, lines, axis, "hours")
-        marks = _events(run, hours, lines[0][1]) if names[0] in ("up", *met) and lines else []
+        marks = _events(run, hours, lines[0][1]) if names[0] in ("up", "prefill", *met) and lines else []
         return drawn | {"data": [*drawn["data"], *marks]}
 
     met = [f"slo_met_{one.name}" for one in run.requests.classes] or ["slo_met_all"]
     return {
         "load": lambda: draw("Requests per second", "arrivals_per_s"),
-        "replicas": lambda: draw("Replicas", "up", "starting", "draining", "down"),
+        "replicas": lambda: draw("Replicas", *(_roles(run) or ("up",)), "starting", "draining", "down"),
         "slo_over_time": lambda: draw("SLO met", *met, tickformat=".0%"),
         "cost_over_time": lambda: draw("Dollars per hour", "dollars_per_hour"),
         "power": lambda: draw("Power, kW", "kw"),
