@@ -7,69 +7,26 @@
   decodes that share a batch with a chunk run as tiles too.
 - Collectives: see `gnomon.timing.communication`.
 
-The constants are per device (`RooflineConstants` in its catalog file, at most ten).
+The constants are per device (`RooflineConstants` in its catalog file, at most ten) or of all (roofline.yaml).
 """
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from gnomon.catalog.devices import Device
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
+from gnomon.core.text import own_yaml
 from gnomon.timing import operators
 from gnomon.timing.communication import collective_s
 from gnomon.timing.operators.work import ACTIVATION_BYTES
 from gnomon.timing.sources import ANY, Context, Range, timing_source
 
-# Tiles that libraries choose from: rows x columns, and the share of the full tile's rate that a smaller one reaches
-# (it reads more per multiplication).
-_TILES = (
-    (256, 128, 1.0),
-    (128, 256, 1.0),
-    (128, 192, 0.97),
-    (128, 128, 0.93),
-    (128, 96, 0.88),
-    (128, 64, 0.8),
-    (64, 128, 0.8),
-    (64, 64, 0.65),
-    (32, 64, 0.45),
-    (16, 64, 0.3),
-)
-# A tile's loop over k may be split over idle SMs, up to this many ways.
-_MAX_SPLIT = 8
-# Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = their sum, large = the longer).
-_OVERLAP = 4.0
-# Grouped multiplications of experts, from the tables of aiconfigurator-core 0.12 (nine GPUs, three engines) taken
-# together: share of a dense one's rate by number format (block-wise FP8: as much as bf16 gets done in the same time),
-# rows of a tile, share of a dense one's bandwidth, how often each token's chosen rows move through memory to be
-# gathered and summed, and sorting, launching and summing as so many of the smallest products.
-_EXPERT_RATES = {"fp8_block": 0.3, "mxfp8": 0.3, "int4": 0.44, "int4_group32": 0.44, "mxfp4": 0.32}
-_EXPERT_RATE = 0.57
-_EXPERT_TILE = 64.0
-_EXPERT_BANDWIDTH = 0.8
-_EXPERT_MOVES = 2.3
-_EXPERT_KERNELS = 9.0
-# Block-wise FP8 and NVFP4 products are measured with the quantising of their input; and lower formats reach less of
-# their peak than bf16 does of its own. Both from the tables of aiconfigurator-core 0.12 (H200 and B200, three engines).
-_QUANTIZING = ("fp8_block", "mxfp8", "nvfp4")
-_PRODUCT_RATES = {"fp8": 0.88, "fp8_block": 0.75, "mxfp8": 0.75, "nvfp4": 0.55}
-# Workstation cards and their kin reach more of their lower FP4 peak, and less in block-wise FP8: RTX PRO 6000 and L40S.
-_RTX_RATES = _PRODUCT_RATES | {"nvfp4": 0.7, "fp8_block": 0.55, "mxfp8": 0.55}
-# Linear attention over a prompt: seconds of its half a dozen kernels, and the share of the rates of attention and
-# element-wise kernels that they reach; from the Gated DeltaNet tables of the same package.
-_CHUNKED_FLOOR_S = 30e-6
-_CHUNKED_RATE = 0.25
-# KV in eight bits is read at this share of the bandwidth: it is converted on the way.
-_KV8_RATE = 0.8
-# A decode costs as if its KV were this much longer: start, softmax and merge of each sequence's blocks.
-_DECODE_EXTRA_KV = 64.0
-# FlashAttention-2 on a batch of both, from the vLLM 0.19 profiles on RTX 4090 and RTX PRO 6000: every sequence is given
-# as many tiles as the chunk has, and the empty ones cost this much each; query heads read their shared KV this many
-# times; a decode's tile costs as if its KV were this much longer.
-_EMPTY_TILE_S = 6.5e-7
-_MIXED_REREAD = 1.65
-_MIXED_EXTRA_KV = 115.0
+_FIT = SimpleNamespace(**own_yaml(Path(__file__).with_name("roofline.yaml")))
+"""Fitted constants that are the same for every device."""
 
 
 class Roofline:
@@ -127,21 +84,21 @@ class Roofline:
         c = self._constants
         peak = self.device.flops(work.format.product)
         if work.format.product in self.device.peak_flops:
-            rates = _RTX_RATES if self._is_flash_2 else _PRODUCT_RATES
+            rates = _FIT.rtx_rates if self._is_flash_2 else _FIT.product_rates
             peak *= rates.get(work.format.name, 1.0)
         # Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile.
         n = work.n * work.batch
         sms = self.device.num_sms
         rate = peak * self._constants.gemm_efficiency / sms
         compute = np.full_like(rows, np.inf)
-        for tile_rows, tile_columns, share in _TILES:
+        for tile_rows, tile_columns, share in _FIT.tiles:
             tiles = np.ceil(rows / tile_rows) * np.ceil(n / tile_columns)
-            split = np.minimum(np.maximum(np.floor(sms / np.maximum(tiles, 1.0)), 1.0), _MAX_SPLIT)
+            split = np.minimum(np.maximum(np.floor(sms / np.maximum(tiles, 1.0)), 1.0), _FIT.max_split)
             waves = np.ceil(tiles * split / sms)
             np.minimum(compute, waves / split * (2.0 * tile_rows * tile_columns * work.k / (rate * share)), out=compute)
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         seconds = self._overlapped(compute, memory) + c.gemm_floor_s
-        if work.format.name in _QUANTIZING:  # Reads 16 bits per element and writes eight, in a kernel of its own.
+        if work.format.name in _FIT.quantizing:  # Reads 16 bits per element and writes eight, in a kernel of its own.
             seconds = seconds + self.elementwise_s(operators.Elementwise(3.0 * work.k), rows)
         return seconds
 
@@ -159,7 +116,7 @@ class Roofline:
     def _overlapped(self, compute: Floats, memory: Floats) -> Floats:
         longer = np.maximum(np.maximum(compute, memory), 1e-12)
         shorter = np.minimum(compute, memory)
-        return longer * (1.0 + (shorter / longer) ** _OVERLAP) ** (1.0 / _OVERLAP)
+        return longer * (1.0 + (shorter / longer) ** _FIT.overlap) ** (1.0 / _FIT.overlap)
 
     def elementwise_s(self, work: operators.Elementwise, rows: Floats) -> Floats:
         """Bytes over bandwidth, the cache's while they fit and the memory's beyond twice that, on top of a floor."""
@@ -178,14 +135,14 @@ class Roofline:
         expert's rows fill up tiles; before and after, all chosen rows are gathered and summed."""
         c, bandwidth = self._constants, self.device.bandwidth_bytes_s
         touched = np.maximum(work.touched(tokens), np.minimum(work.per_token * tokens, 1.0)) + 1e-9
-        per_expert = np.ceil(work.routed(tokens) / touched / _EXPERT_TILE) * _EXPERT_TILE
+        per_expert = np.ceil(work.routed(tokens) / touched / _FIT.expert_tile) * _FIT.expert_tile
         weights = touched * work.projections * work.hidden * work.ffn
-        rate = self.device.flops(work.format.product) * _EXPERT_RATES.get(work.format.name, _EXPERT_RATE)
+        rate = self.device.flops(work.format.product) * _FIT.expert_rates.get(work.format.name, _FIT.expert_rate)
         compute = 2.0 * weights * per_expert / (rate * c.gemm_efficiency)
-        memory = weights * work.format.bytes_per_weight / (_EXPERT_BANDWIDTH * c.gemm_bandwidth * bandwidth)
-        moved = _EXPERT_MOVES * tokens * work.per_token * work.hidden * ACTIVATION_BYTES
+        memory = weights * work.format.bytes_per_weight / (_FIT.expert_bandwidth * c.gemm_bandwidth * bandwidth)
+        moved = _FIT.expert_moves * tokens * work.per_token * work.hidden * ACTIVATION_BYTES
         moving = moved / (c.elementwise_bandwidth * bandwidth)
-        return self._overlapped(compute, memory) + moving + _EXPERT_KERNELS * c.gemm_floor_s
+        return self._overlapped(compute, memory) + moving + _FIT.expert_kernels * c.gemm_floor_s
 
     def recurrence_s(self, work: operators.Recurrence, tokens: Floats) -> Floats:
         """Convolution and recurrence: states and activations stream, prompts also compute as attention does."""
@@ -193,7 +150,9 @@ class Roofline:
         memory = work.bytes(tokens) / (c.elementwise_bandwidth * self.device.bandwidth_bytes_s)
         compute = work.flops(tokens) / (self._attention_peak * c.prefill_efficiency)
         seconds = self._overlapped(compute, memory)
-        return 2.0 * c.elementwise_floor_s + seconds if work.is_step else _CHUNKED_FLOOR_S + seconds / _CHUNKED_RATE
+        if work.is_step:
+            return 2.0 * c.elementwise_floor_s + seconds
+        return _FIT.chunked_floor_s + seconds / _FIT.chunked_rate
 
     def prefill_s(self, work: operators.Prefill, chunk: Floats, kv: Floats) -> Floats:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
@@ -215,12 +174,12 @@ class Roofline:
     def decode_s(self, work: operators.Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
-        read = replace(work, window=0, ratio=1, near=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
+        read = replace(work, window=0, ratio=1, near=0).bytes(sequences, work.seen(kv) + _FIT.decode_extra_kv)
         cached = self._cached(read) if self._is_repeated else np.zeros_like(read)
         per_byte = cached / max(c.cache_bandwidth, c.decode_bandwidth) + (1.0 - cached) / c.decode_bandwidth
         memory = read * per_byte / self.device.bandwidth_bytes_s
         if work.qk_dim == work.v_dim and work.kv_bytes <= 2.0 * work.num_kv_heads * work.qk_dim:
-            memory = memory / _KV8_RATE
+            memory = memory / _FIT.kv8_rate
         compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
         return c.attention_floor_s + np.maximum(memory, compute)
 
@@ -240,13 +199,13 @@ class Roofline:
         tiles_each = np.ceil(chunk / c.prefill_tile)
         chunk_tiles, decode_tiles = tiles_each * work.num_heads, sequences * work.num_heads
         chunk_tile_s = self._attention_tile_s(work, work.pairs(chunk, kv) / np.maximum(chunk, 1e-9))
-        decode_tile_s = self._attention_tile_s(work, work.seen(decode_kv) + _MIXED_EXTRA_KV)
+        decode_tile_s = self._attention_tile_s(work, work.seen(decode_kv) + _FIT.mixed_extra_kv)
         num_tiles = np.maximum(chunk_tiles + decode_tiles, 1.0)
         waves_s = np.ceil(num_tiles / sms) * (chunk_tiles * chunk_tile_s + decode_tiles * decode_tile_s) / num_tiles
         longest_s = np.maximum(chunk_tile_s, decode_tile_s)
-        moved = work.bytes(chunk, kv, sequences, _MIXED_REREAD * decode_kv)
+        moved = work.bytes(chunk, kv, sequences, _FIT.mixed_reread * decode_kv)
         memory_s = moved / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
-        empty_s = np.maximum(tiles_each - 1.0, 0.0) * decode_tiles * _EMPTY_TILE_S / sms
+        empty_s = np.maximum(tiles_each - 1.0, 0.0) * decode_tiles * _FIT.empty_tile_s / sms
         return c.attention_floor_s + np.maximum(np.maximum(waves_s, longest_s), memory_s) + empty_s
 
     @property
