@@ -69,6 +69,18 @@ def test_a_saved_scenario_keeps_what_was_given(tmp_path: Path) -> None:
     assert scenario(by_hand, device="a100-80gb").batching.max_batch_tokens == 8192, "not a saved one: it was given"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"pools": 5}, {"pools": [5]}, {"pools": [{"device": 7}]}, {"device": [1]}, {"timing": {"host": {"prefill": 7}}}],
+)
+def test_mistakes_in_a_saved_scenario_are_told(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    saved = scenario().model_dump(mode="json")
+    saved["timing"]["host"] |= wrong.get("timing", {}).get("host", {})
+    (tmp_path / "saved.yaml").write_text(yaml.safe_dump({**saved, **wrong, "timing": saved["timing"]}))
+    with pytest.raises(ConfigError, match=r"saved\.yaml:\d+"):
+        scenario(tmp_path / "saved.yaml", engine="sglang")
+
+
 def test_a_pool_with_another_gpu_is_served_as_on_that_gpu() -> None:
     mixed = scenario(
         pools=[{"device": "h200"}, {"device": "l40s"}, {"device": "l40s", "batching": {"max_sequences": 9}}]

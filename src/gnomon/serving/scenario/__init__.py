@@ -108,7 +108,7 @@ class Scenario(Config):
             return data
         try:
             return _without_usual(data)
-        except (GnomonError, ValidationError):
+        except (GnomonError, ValidationError, TypeError):
             return data  # It is no saved one.
 
     @model_validator(mode="after")
@@ -246,7 +246,10 @@ def _without_usual(data: dict[str, Any]) -> dict[str, Any]:
         needed = set_by_engine.get(name, {}) if usual.engine else model.model_fields
         if not _keys(model, data.get(name)).keys() >= needed.keys():
             return data
-    pools = [_unusual(one, bare | {"device": one.get("device") or usual.device}) for one in data.get("pools") or ()]
+    pools = [
+        _unusual(one, bare | {"device": PoolConfig.model_validate(one).device or usual.device})
+        for one in data.get("pools") or ()
+    ]
     left = _unusual(data, bare) | {"pools": pools}
     if data.get("node") == catalog.default_node(catalog.device(usual.device)).name:
         del left["node"]
@@ -266,10 +269,9 @@ def _unusual(data: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]:
 def _differing(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     """What is given and not as usual."""
     changed = {key: value for key, value in given.items() if value != usual.get(key)}
+    both = {key: (value, usual.get(key)) for key, value in changed.items() if value}
     inner = {
-        key: _differing(value, usual[key])
-        for key, value in changed.items()
-        if value and isinstance(usual.get(key), dict)
+        key: _differing(one, two) for key, (one, two) in both.items() if isinstance(one, dict) and isinstance(two, dict)
     }
     return {key: value for key, value in (changed | inner).items() if value != {}}
 
