@@ -81,6 +81,7 @@ def _print_tables(scored: Sequence[Scored]) -> None:
     _print_row("disaggregated", apart)
     _print_row("disaggregated, odd", [s for s in apart if s.server.is_held_out])
     _print_row("... without those in doubt", [s for s in apart if s.server.is_held_out and s.server.id not in doubtful])
+    _print_row("... without those that do not say their load", [s for s in apart if s.server.says_load])
     for group in (held_out, apart):
         for name in ("engine", "system", "model"):
             print(f"\n| {name} |")

@@ -178,4 +178,6 @@ def test_a_norm_over_all_heads_is_reduced_over_ranks() -> None:
     whole, alone = ({one.name: one for one in stage_operators(model, cut, 0)} for cut in cuts)
     assert whole["qk_norm_all_reduce"].count == 62
     assert whole["qk_norm_all_reduce"].work.bytes_each == 8
-    assert "qk_norm_all_reduce" not in alone
+    names = [name for name in whole if name.startswith("qk_norm")]
+    assert names == ["qk_norm_queries", "qk_norm_keys", "qk_norm_all_reduce", "qk_norm"], "sums, then scaling"
+    assert [name for name in alone if name.startswith("qk_norm")] == ["qk_norm"]

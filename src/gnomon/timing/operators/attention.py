@@ -41,10 +41,12 @@ def _heads(parts: Parts, kind: AttentionKind) -> Iterator[Operator]:
     values = 0 if m.shared_kv and kind == "full" else v
     queries = heads * qk * (2 if m.output_gate else 1)
     yield parts.gemm("qkv_proj", queries + kv_heads * (qk + values), m.hidden_size, "attention")
+    if m.joint_qk_norm and ranks > 1:  # Two sums, which no compiler joins with what follows their all-reduce.
+        yield parts.move("qk_norm_queries", heads * qk)
+        yield parts.move("qk_norm_keys", kv_heads * qk)
+        yield from parts.reduce("qk_norm_all_reduce", SUMS_OF_SQUARES)
     if m.qk_norm:
         yield parts.move("qk_norm", 2 * (heads + kv_heads) * qk)
-    if m.joint_qk_norm:
-        yield from parts.reduce("qk_norm_all_reduce", SUMS_OF_SQUARES)
     yield parts.move("rotary", 2 * (heads + kv_heads) * qk)
     kv_bytes = kv_heads * (qk + v) * DTYPE_BYTES[parts.kv_dtype]
     yield parts.move("kv_write", 2 * kv_bytes / ACTIVATION_BYTES)

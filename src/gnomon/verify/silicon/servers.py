@@ -89,6 +89,8 @@ class Server:
     """Why it cannot be simulated."""
     is_drafting: bool = False
     """Whether it ran the script with drafted tokens where the file has servers of both under one name."""
+    says_load: bool = True
+    """Whether the file says how many requests were under way; else it is taken for the batch of each decode worker."""
 
     @property
     def num_gpus(self) -> int:
@@ -189,6 +191,7 @@ def _server(row: dict[str, object]) -> Server:
         num_decode=_whole(row, "decode_num_workers"),
         ttft_s=float(str(row["silicon_ttft_ms"])) / 1e3,
         tpot_s=float(str(row["silicon_tpot_ms"])) / 1e3,
+        says_load=said is not None,
     )
     return _with_problem(server)
 
