@@ -94,6 +94,8 @@ def test_a_verl_command_is_a_set_up_and_back(cli: CommandLine, tmp_path: Path) -
     assert list(without) == ["trainer.logger"] and config.lengths.mean == 7168
     flags = verl_flags(config)
     assert read_verl(" ".join(flags))[0].model_dump(exclude={"lengths"}) == config.model_dump(exclude={"lengths"})
+    small = build(Posttrain, yaml.safe_load(Path(SMALL).read_text()))
+    assert verl_flags(small)[0] == "actor_rollout_ref.model.path=Qwen/Qwen2.5-1.5B", "a name that verl finds"
     file = tmp_path / "verl.yaml"
     actor = {"ppo_mini_batch_size": 16, "use_kl_loss": True}
     parts = {"model": {"path": "qwen2.5-1.5b"}, "rollout": {"n": 8}, "actor": actor}

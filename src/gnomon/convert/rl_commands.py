@@ -5,6 +5,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from gnomon import catalog
 from gnomon.convert.conversion import put
 from gnomon.convert.options import DATA, words_of
 from gnomon.core.config import build
@@ -164,6 +165,7 @@ def verl_flags(config: Posttrain) -> list[str]:
     flags = {name: _field(config, field) for name, field in SAME.items() if not name.startswith(others)}
     flags = {name: value for name, value in flags.items() if value not in (None, "auto")}
     flags |= {
+        f"{MODEL}.path": catalog.model(config.model).hf_id or config.model,
         f"{ACTOR}.ppo_mini_batch_size": a.rollout_batch_size // a.n_minibatches,
         f"{ACTOR}.strategy": actor.framework,
         "algorithm.adv_estimator": "gae" if a.critic else "grpo",
