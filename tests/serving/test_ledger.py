@@ -244,3 +244,25 @@ def test_nothing_is_kept_unless_asked_for() -> None:
 def test_every_part_has_a_name() -> None:
     assert len(set(NAMES)) == len(PARTS) == breakdown.NUM_PARTS
     assert NAMES[breakdown.KV_FULL] == "wait_kv" and NAMES[breakdown.STRAGGLER] == "straggler"
+
+
+@pytest.mark.parametrize(
+    ("up", "events", "routing_s"),
+    [
+        (1, [], 0.0),  # The other place is empty all the time.
+        (1, [{"at_s": 2.0, "what": "start", "replica": 1}], 5.0 * 3.0 / 5.5),  # It is up from 3 s on.
+        (2, [], 5.0),
+        (2, [{"at_s": 2.0, "what": "drain", "replica": 1}], 5.0 * 1.5 / 5.5),  # It takes nothing from 2 s on.
+    ],
+)
+def test_waiting_is_the_routers_only_while_another_replica_is_up(up: int, events: Any, routing_s: float) -> None:
+    """The second request comes at 0.5 s and waits for the first until 6 s; half a second of that for its iteration."""
+    fleet = {"max_replicas": 2, "events": events, "cold_start": {"weights_s": 1.0, "compile_s": 0.0, "warmup_s": 0.0}}
+    asked = scenario(
+        timing={"source": "table", "table": {"per_iteration": 1.0}}, num_replicas=up, fleet=fleet,
+        batching={"max_sequences": 1}, replica={"num_kv_blocks": 1000},
+    )  # fmt: skip
+    requests = requests_of([0.0, 0.5], [4, 4], [6, 6])
+    told = accounts(run(asked, requests=requests, explained=True, forced_replicas=np.array([0, 0])))
+    assert told.requests.scheduled_s.tolist() == [0.0, 6.0]
+    assert told.parts_s("ttft")[1, breakdown.ROUTING] == pytest.approx(routing_s, abs=1e-6)

@@ -5,6 +5,7 @@ waiting is charged to the router where another replica had nobody waiting in the
 served sooner.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -15,6 +16,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.text import own_yaml
+from gnomon.serving.autoscaling.replicas import UP
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.features import breakdown
 from gnomon.serving.run.simulate import Run
@@ -159,7 +161,7 @@ def _charge_router(run: Run, ids: Ints, parts: Ints) -> None:
     delayed = np.flatnonzero(total > 0)
     if not delayed.size:
         return
-    at, summed = _somebody_free(q, int(takes.sum()))
+    at, summed = _somebody_free(q, int(takes.sum()), _closed(run, takes))
     arrival, scheduled = q.arrival_s[ids[delayed]] + q.front_s[ids[delayed]], q.scheduled_s[ids[delayed]]
     overlap = np.interp(scheduled, at, summed) - np.interp(arrival, at, summed)
     whole = np.maximum(scheduled - arrival, 1e-12)
@@ -174,15 +176,31 @@ def prefilled_at(q: Any) -> Ints:
     return np.where(q.prefill_replica >= 0, q.prefill_replica, q.replica)
 
 
-def _somebody_free(q: Any, num_replicas: int) -> tuple[Floats, Floats]:
-    """Moments, and up to each the seconds during which at least one replica had no request waiting."""
+def _closed(run: Run, takes: Any) -> list[tuple[int, float, float]]:
+    """The times in which replicas of a fleet that changes took no requests: whose, from when, until when."""
+    if run.fleet is None:
+        return []
+    end_s, found = float(run.cluster.requests.finished_s.max()) + 1.0, []
+    for i, one in enumerate(run.fleet.members):
+        since_s = 0.0
+        changes = sorted((at_s, state) for at_s, who, state in run.fleet.changes if who == i)
+        for at_s, state in [*changes, (end_s, UP)]:
+            if state == UP and at_s > since_s:
+                found += [(r, since_s, at_s) for r in one.ranks if takes[r]]
+            since_s = math.inf if state == UP else min(since_s, at_s)
+    return found
+
+
+def _somebody_free(q: Any, num_replicas: int, closed: list[tuple[int, float, float]]) -> tuple[Floats, Floats]:
+    """Moments, and up to each the seconds during which at least one replica took requests and had none waiting."""
     known = np.flatnonzero((q.replica >= 0) & (q.scheduled_s >= 0))
     came, went = q.arrival_s[known] + q.front_s[known], q.scheduled_s[known]
     waited = went > came
-    where = prefilled_at(q)
-    replica = np.concatenate([where[known][waited]] * 2)
-    at = np.concatenate([came[waited], went[waited]])
-    step = np.concatenate([np.ones(int(waited.sum()), np.int64), -np.ones(int(waited.sum()), np.int64)])
+    where = np.append(prefilled_at(q)[known][waited], [r for r, _, _ in closed]).astype(np.int64)
+    replica = np.concatenate([where] * 2)
+    came = np.append(came[waited], [from_s for _, from_s, _ in closed])
+    at = np.concatenate([came, np.append(went[waited], [to_s for _, _, to_s in closed])])
+    step = np.repeat(np.array([1, -1]), where.size)
     order = np.lexsort((-step, at, replica))
     replica, at, step = replica[order], at[order], step[order]
     # The queue length after each event, of its own replica: a running sum that starts over with each of them.
