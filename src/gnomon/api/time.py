@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Iteration", "IterationTime", "source_names", "time"]
 
-
 OF_TIMING = ("path", "estimator", "dtype", "kv_dtype", "engine", "engine_version", "expert_load")
 """Fields that are those of a scenario's `timing`."""
 

@@ -36,7 +36,6 @@ class ModelEntry(Config):
 
 MODELS = Library("model", DATA / "models", ModelEntry)
 
-
 MAX_PATH = 1000
 """Characters of the path of a folder: what is longer is no path."""
 MAX_NAME = 200

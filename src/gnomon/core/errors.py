@@ -10,7 +10,6 @@ from collections.abc import Iterable
 DISTRIBUTION = "gnomon-sim"
 """What Gnomon is called where packages are installed from."""
 
-
 MOST_LISTED = 40
 """Names in an error: nobody reads more."""
 

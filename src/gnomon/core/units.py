@@ -5,7 +5,6 @@ import re
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 GB = 10**9
 
-
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 

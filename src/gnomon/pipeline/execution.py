@@ -16,7 +16,6 @@ from gnomon.timing.fair_share import NUM_TYPES
 
 KIND = {"F": "forward", "I": "input_grad", "W": "weight_grad", "B": "backward"}
 
-
 MAX_DRAWS = 10_000
 
 

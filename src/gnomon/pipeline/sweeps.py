@@ -30,7 +30,6 @@ from gnomon.pipeline.study import Study, study_graph
 KEYS = ("n", "sync_freq", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact")
 """The swept parameters, in the order of the CSV's columns."""
 
-
 MAX_VALUES = 100_000
 """Of one range, and of the grid of priorities."""
 MAX_CONFIGURATIONS = 10_000_000

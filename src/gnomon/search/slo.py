@@ -65,7 +65,6 @@ MIN_TURNED_AWAY = 0.02
 _SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p50"), ("tbt_s", "p99"), ("e2e_s", "p50"))
 """Latencies that are reported whatever the SLO says."""
 
-
 WORDS = {"ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay"}
 
 

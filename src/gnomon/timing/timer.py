@@ -18,10 +18,8 @@ from gnomon.timing.sources.roofline import Roofline
 NOT_WORTH_A_NOTE = 1.01
 """How far beyond the last measured point nobody needs to be told: 8,192 where 8,128 was measured."""
 
-
 PROMPT_TOKENS = 256.0
 """Products of more tokens than this are those of prompts: decodes rarely reach it."""
-
 
 FEW_UNTUNED, MANY_UNTUNED = 0.07, 0.55
 """By how much longer experts in 16 bits take with vLLM's default tiles than with tuned ones: up to as many tokens as

@@ -61,7 +61,6 @@ class _View:
 _counter = itertools.count()
 _views: dict[str, _View] = {}
 
-
 _is_warm = threading.Event()
 _is_warm.set()
 

@@ -44,7 +44,6 @@ class UploadedTrace:
 
 _traces: dict[str, UploadedTrace] = {}
 
-
 PREFIX = "gnomon-ui-"
 
 

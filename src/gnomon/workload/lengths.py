@@ -30,7 +30,6 @@ Correlation = Annotated[float, Field(ge=-1, le=1)]
 # The standard normal's 90th percentile.
 Z90 = 1.2815515655446004
 
-
 MAX_RANKS = 10_000_000
 
 

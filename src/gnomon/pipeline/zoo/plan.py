@@ -13,7 +13,6 @@ from gnomon.pipeline.schedule import Schedule
 
 T = TypeVar("T", bound=Callable[..., Schedule])
 
-
 MAX_PASSES = 250_000
 """Micro-batches times stages: each is a handful of tasks, and a bar in the picture."""
 

@@ -15,7 +15,6 @@ from gnomon.timing import HostPhase
 Share = Annotated[float, Field(gt=0, le=1)]
 GpuRange = int | str | tuple[int, ...]
 
-
 Pause = Annotated[float, Field(ge=0, le=1e6)]
 """Seconds; beside longer ones everything else is lost in rounding."""
 

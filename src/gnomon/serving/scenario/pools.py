@@ -22,7 +22,6 @@ from gnomon.workload import Requests, limit_lengths
 MAX_POLICIES = 4
 """Different batching policies in one fleet: a fixed number, so that the engine is compiled once."""
 
-
 PER_REQUEST = 700
 """Bytes: drawn lengths and arrivals, the request's state, its share of the log. Measured with a million requests."""
 PER_RANK = 4_000

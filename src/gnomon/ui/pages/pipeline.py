@@ -35,7 +35,6 @@ OF_MODEL = form(
     sharding={"options": SHARDINGS},
 )
 
-
 GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
 MODEL, SCHEDULES = "model", "schedules"
 """The tabs: a model on GPUs, and schedules with given times."""

@@ -43,7 +43,6 @@ COMPARE, PLAN = "compare", "plan"
 QUESTIONS = {COMPARE: "Policies on this placement", PLAN: "Modes, splits and layouts for these GPUs"}
 HOW = "On the same lengths. A click on a policy shows its time line above."
 
-
 CONTROLS = (
     *form(
         "posttrain",

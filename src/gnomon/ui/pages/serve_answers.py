@@ -92,7 +92,6 @@ plots without answer."""
 OVER_TIME = ("queue", "kv")
 COPIES = {"Scenario file": as_yaml, "Command line": as_command, "Server": as_server}
 
-
 PREVIEW_REQUESTS = 1000
 _scenarios: Kept[Scenario] = Kept(serving.KEPT)
 

@@ -106,7 +106,6 @@ def _non_negative(relative: Floats) -> Floats:
 MIN_ROWS = 3
 """Fewer measurements than this say nothing about a shape."""
 
-
 FARTHEST_FROM_ROOFLINE = 100.0
 
 

@@ -19,7 +19,6 @@ FORMAT, VERSION = "gnomon-profile", 1
 KEYS: dict[str, tuple[str, ...]] = {file: tuple(columns) for file, columns in NAMED["native"].items()}
 """The files of a bundle and their key columns."""
 
-
 _SHAPED = {
     "gemm": ("gemm", ("n", "k"), ("m",)),
     "skew": ("skew", KEYS["skew"][1:4], KEYS["skew"][4:]),

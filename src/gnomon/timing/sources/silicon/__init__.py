@@ -33,7 +33,6 @@ MEASURED = {
 ELSEWHERE = (0.15, 0.40)
 """The same of engines and families that no constant was fitted to, from fits that left them out (docs/intervals.md)."""
 
-
 DRAWING = (0.04, 0.31)
 """Beside that, where tokens are drawn, on Hopper GPUs (sampling was measured on one) and on others: all servers above
 choose the likeliest. Such that 90 % of ML.ENERGY's servers with an even crc32 lie inside (docs/servers.md)."""

@@ -19,7 +19,6 @@ lie below 1.45, those above 1.65."""
 MIN_COMMON = 30
 """Fewer common points than this say nothing."""
 
-
 Points = Callable[..., pl.DataFrame]
 """Gives one row per point of a table and what is asked of it, all columns but `latency` naming the point."""
 
