@@ -138,11 +138,15 @@ def test_published_stage_seconds_at_unseen_scales(cli: CommandLine) -> None:
         ("run", SMALL, "--algorithm.mode", "sync", "--algorithm.staleness", "0.5"),
         ("calibrate", SMALL),
         ("decide", "--policy", "elastic", "--option", "gamma"),
+        ("run", SMALL, "--record"),
+        ("plan", SMALL, "--top", "0"),
     ],
 )
 def test_mistakes_are_one_paragraph(cli: CommandLine, arguments: tuple[str, ...]) -> None:
     output = cli("posttrain", *arguments, code=2).output
     assert output.startswith("gnomon: ") and "Traceback" not in output
+    for flag in {"--record", "--top"} & {*arguments}:
+        assert output.startswith(f"gnomon: {flag}: ")
 
 
 def test_the_same_in_python(tmp_path: Path) -> None:

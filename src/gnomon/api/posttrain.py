@@ -133,8 +133,9 @@ def plan_posttrain(
     """
     from gnomon.posttrain.studies.plan import plan
 
-    if max_lag < 0 or top < 1:
-        raise ConfigError("a lag below 0, or no plan to show.", where="--max-lag", fix="Give 0 and more, and --top 1.")
+    for flag, number, least in (("--max-lag", max_lag, 0), ("--top", top, 1)):
+        if number < least:
+            raise ConfigError(f"must be at least {least}, not {number}.", where=flag)
     config = read(Posttrain, given, overrides)
     found = plan(config, goal=goal, max_lag=max_lag, on_progress=_report(on_progress))
     return PosttrainPlan(found, top)

@@ -24,6 +24,8 @@ command = NearGroup("posttrain", help=about("posttrain"))
 @answered(out="Write the time line, a trace and the rest.", said="wrote {}")
 @config_options(api.Posttrain)
 def run(config: str, overrides: dict[str, Any], **given: Any) -> Any:
+    if given["keep_decisions"] and click.get_current_context().params["out"] is None:
+        raise ConfigError("there is no folder for it.", where="--record", fix="Give one with --out DIR.")
     return api.posttrain(config, **given, **overrides)
 
 

@@ -134,7 +134,8 @@ def _options(text: str) -> dict[str, Any]:
     pairs = [word.lstrip("+").partition("=") for word in words if "=" in word and not word.startswith("-")]
     found = {name: parse_yaml(value, name) if value else None for name, _, value in pairs if "." in name}
     if not found:
-        raise ConfigError("has no options.", where="the command", fix="Give a file, or words as trainer.nnodes=2.")
+        what = "is no file, and has no options." if len(words) == 1 else "has no options."
+        raise ConfigError(what, where=text.strip(), fix="Give a file, or words as trainer.nnodes=2.")
     return found
 
 

@@ -69,7 +69,7 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
     """Efficiencies with which the stages, taking turns on all GPUs, last as long as measured (0: leave alone)."""
     for name, seconds in asdict(measured).items():
         if not 0.0 <= seconds < 1e12:
-            raise ConfigError(f"{seconds:g} seconds of {name} are no measured time.", fix="Give seconds from 0 on.")
+            raise ConfigError(f"{seconds:g} seconds of {name} are no measured time.", fix="Give seconds above 0.")
     targets = {name: target for name, target in asdict(measured).items() if target > 0}
     if not targets:
         raise ConfigError("nothing was measured.", fix="Give --rollout-s, --inference-s or --actor-s.")
