@@ -9,14 +9,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.engine.allocation import make_idle, new_cluster
-from gnomon.serving.engine.state import (
-    LAUNCHES_FIRST,
-    NONE,
-    OVERLAPS,
-    SURPLUS_ALWAYS,
-    SURPLUS_AMONG_DECODES,
-    Cluster,
-)
+from gnomon.serving.engine.state import LAUNCHES_FIRST, NONE, OVERLAPS, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES, Cluster
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import Adapters, new_adapters
 from gnomon.serving.features.iteration_breakdown import NUM_COLUMNS, tabulate

@@ -134,10 +134,7 @@ class Some(Choices):
         return chosen
 
 
-CONTROLS = (
-    *form("plan", Counts, Some, dir={"options": searches}, objective={"options": OBJECTIVES}),
-    Hidden("job"),
-)
+CONTROLS = (*form("plan", Counts, Some, dir={"options": searches}, objective={"options": OBJECTIVES}), Hidden("job"))
 
 
 def body(state: dict[str, Any]) -> list[Component]:
