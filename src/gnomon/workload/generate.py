@@ -151,12 +151,11 @@ def _with_starts(requests: Requests, times_s: Floats, rate: float | None) -> Req
 
 def _with_recorded_arrivals(requests: Requests, trace: Requests, rate: float | None, file: str) -> Requests:
     if not len(trace.arrival_s):
-        raise DataError(
-            "the file has no arrival times.",
-            where=file,
-            fix="Choose a process, such as --workload.arrivals.process poisson, or draw from the file with "
-            "--workload.lengths.distribution empirical.",
+        fix = (
+            "Choose a process, such as --workload.arrivals.process poisson, or draw from the file with "
+            "--workload.lengths.distribution empirical."
         )
+        raise DataError("the file has no arrival times.", where=file, fix=fix)
     if len(requests.parents):  # Sessions start as recorded, or so much faster that calls come at the rate.
         times_s = trace.arrival_s[: requests.num_starts]
     else:  # Calls of a trace stand behind those that wait for none; where lengths are drawn, all are by themselves.

@@ -77,11 +77,9 @@ def measured_rate(
         middle = (low + high) / 2
         low, high = (middle, high) if _holds(scenario, pool, size, others, measure, middle) else (low, middle)
     if low == 0.0:
-        raise ConfigError(
-            "one replica alone cannot serve 0.01 requests per second within the SLO.",
-            where="slo",
-            fix="Loosen the SLO, or choose a faster replica; a planner needs one that can meet it.",
-        )
+        what = "one replica alone cannot serve 0.01 requests per second within the SLO."
+        fix = "Loosen the SLO, or choose a faster replica; a planner needs one that can meet it."
+        raise ConfigError(what, where="slo", fix=fix)
     return low
 
 
@@ -89,11 +87,9 @@ def _holds(scenario: Scenario, pool: int, size: int, others: int, measure: Measu
     requests, records = measure(scenario, pool, size, others, rate, round(NUM_REQUESTS * size**0.5))
     done = np.flatnonzero(records.status == FINISHED)  # type: ignore[attr-defined]
     if not done.size:
-        raise ConfigError(
-            "one replica alone serves none of the requests: they are all rejected.",
-            where="fleet.controller",
-            fix="Give replicas that hold a request (replica.num_kv_blocks, replica.max_request_tokens).",
-        )
+        what = "one replica alone serves none of the requests: they are all rejected."
+        fix = "Give replicas that hold a request (replica.num_kv_blocks, replica.max_request_tokens)."
+        raise ConfigError(what, where="fleet.controller", fix=fix)
     check = slo_check(scenario.slo, requests, records)
     q = records[done]  # type: ignore[index]
     if check is None:

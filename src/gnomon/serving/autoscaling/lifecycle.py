@@ -221,9 +221,8 @@ class Lives:
 
     def _given(self, what: str, i: int, factor: float) -> Callable[[float], None]:
         if i >= len(self.replicas.members):
-            raise ConfigError(
-                f"there is no replica {i}.", where="fleet.events", fix=f"Use 0 to {len(self.replicas.members) - 1}."
-            )
+            fix = f"Use 0 to {len(self.replicas.members) - 1}."
+            raise ConfigError(f"there is no replica {i}.", where="fleet.events", fix=fix)
         repair_s = self.troubles[i].time_to_repair()
         acts: dict[str, Callable[[float], None]] = {
             "start": lambda now_s: self.start(i, now_s), "drain": lambda now_s: self.drain(i, now_s),

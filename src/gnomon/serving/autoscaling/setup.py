@@ -28,11 +28,8 @@ def new_manager(
     if scenario.has_roles and config.min_replicas < 1:
         raise ConfigError("every pool with a role needs a replica.", where="fleet.min_replicas", fix="Set it to 1.")
     if config.failures.stores_kv and scenario.kv_tiers.remote is None:
-        raise ConfigError(
-            "there is no shared store that KV could be written to.",
-            where="fleet.failures.stores_kv",
-            fix="Give kv_tiers.remote.",
-        )
+        what = "there is no shared store that KV could be written to."
+        raise ConfigError(what, where="fleet.failures.stores_kv", fix="Give kv_tiers.remote.")
     up = [pool.num_replicas for pool in scenario.all_pools()]
     least, most = config.min_replicas, max(pool.num_replicas for pool in pools)
     if spec.shares:  # What one pool does not have, the other has.
@@ -74,11 +71,9 @@ def _check_shares(scenario: Scenario, name: str) -> None:
     """Refuse a controller that moves replicas between prefill and decode where there is nothing to move between."""
     assert scenario.fleet is not None
     if [pool.role for pool in scenario.pools] != ["prefill", "decode"]:
-        raise ConfigError(
-            f"{name} moves replicas between a pool that prefills and one that decodes.",
-            where="fleet.controller.name",
-            fix="Give two pools, the first with role: prefill, the second with role: decode.",
-        )
+        what = f"{name} moves replicas between a pool that prefills and one that decodes."
+        fix = "Give two pools, the first with role: prefill, the second with role: decode."
+        raise ConfigError(what, where="fleet.controller.name", fix=fix)
     if scenario.fleet.switch_s is None:
         raise ConfigError(
             f"{name} moves replicas between pools, but each pool has its own.",

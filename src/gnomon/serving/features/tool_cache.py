@@ -45,11 +45,8 @@ def open_tool_cache(config: ToolCacheConfig, requests: Requests, cluster: Cluste
     if not config.is_used:
         return ToolCache(np.zeros(0), nothing, nothing, nothing, np.zeros((0, 0)))
     if not len(requests.parents):
-        raise ConfigError(
-            "no request of the workload waits for another: there are no tools to wait for.",
-            where="tool_cache",
-            fix="Give workload.agents or a trace of sessions, or leave it out.",
-        )
+        what = "no request of the workload waits for another: there are no tools to wait for."
+        raise ConfigError(what, where="tool_cache", fix="Give workload.agents or a trace of sessions, or leave it out.")
     if not cluster.replicas.prefix_cache.all():
         raise ConfigError("there is no prefix cache.", where="tool_cache", fix="Set batching.prefix_cache.")
     return ToolCache(

@@ -32,11 +32,8 @@ def policy_numbers(config: RouterConfig) -> Floats:
         return packed(shipped_policy(config.lengths))
     policy = load_policy(config.checkpoint)
     if policy.lengths != config.lengths:
-        raise ConfigError(
-            f"the policy was trained with lengths {policy.lengths!r}, the router has {config.lengths!r}.",
-            where="router.lengths",
-            fix=f"Use --router.lengths {policy.lengths}.",
-        )
+        what = f"the policy was trained with lengths {policy.lengths!r}, the router has {config.lengths!r}."
+        raise ConfigError(what, where="router.lengths", fix=f"Use --router.lengths {policy.lengths}.")
     return packed(policy)
 
 

@@ -124,9 +124,8 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise DataError("no such file.", where=str(path), fix="Train one with `gnomon route all`.") from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        raise DataError(
-            "is no policy file, or a damaged one.", where=str(path), fix="Train or export it again."
-        ) from None
+        what = "is no policy file, or a damaged one."
+        raise DataError(what, where=str(path), fix="Train or export it again.") from None
 
 
 def _about(stored: dict[str, NDArray[Any]], where: str) -> dict[str, Any]:
@@ -143,9 +142,8 @@ def _about(stored: dict[str, NDArray[Any]], where: str) -> dict[str, Any]:
     if about["schema"] != SCHEMA_HASH:
         differing = sorted(set(about["features"]) ^ set(FEATURES))
         what = f" ({', '.join(differing[:4])})" if differing else ""
-        raise DataError(
-            f"was trained on other features{what} than this version observes.", where=where, fix="Train it again."
-        )
+        fix = "Train it again."
+        raise DataError(f"was trained on other features{what} than this version observes.", where=where, fix=fix)
     if about["lengths"] not in get_args(LengthsKnown):
         raise DataError(f"unknown length information {about['lengths']!r}.", where=where)
     if not isinstance(about["hidden"], int) or about["hidden"] < 1:
@@ -160,11 +158,8 @@ def shipped_policy(lengths: str) -> Policy:
     """The policy that comes with Gnomon for this kind of length information."""
     file = files("gnomon.serving.routers") / "data" / f"{lengths}.npz"
     if not file.is_file():
-        raise DataError(
-            f"no policy comes with Gnomon for lengths {lengths!r}.",
-            where="router.lengths",
-            fix=f"Train one with `gnomon route all --lengths {lengths}`, and name its policy.npz.",
-        )
+        fix = f"Train one with `gnomon route all --lengths {lengths}`, and name its policy.npz."
+        raise DataError(f"no policy comes with Gnomon for lengths {lengths!r}.", where="router.lengths", fix=fix)
     with as_file(file) as path:
         return load_policy(path)
 

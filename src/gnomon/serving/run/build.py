@@ -145,11 +145,8 @@ def fill_replicas(cluster: Cluster, pool: Pool, requests: Requests, first: int, 
     """Write the limits of idle replicas of one pool, from number `first` on, into a cluster's arrays."""
     batching, replica, count = pool.batching, pool.replica, pool.num_ranks
     if batching.prefix_cache and requests.prefix_block_tokens % batching.block_size and len(requests.prefix_hashes):
-        raise ConfigError(
-            f"prefix hashes cover {requests.prefix_block_tokens} tokens, KV blocks hold {batching.block_size}.",
-            where="batching.block_size",
-            fix="Choose a block size that divides the former.",
-        )
+        what = f"prefix hashes cover {requests.prefix_block_tokens} tokens, KV blocks hold {batching.block_size}."
+        raise ConfigError(what, where="batching.block_size", fix="Choose a block size that divides the former.")
     table = cluster.replicas[first : first + count]
     table.id = np.arange(first, first + count)
     table.row = row

@@ -44,11 +44,8 @@ def check_file(path: str | Path) -> Iterator[Finding]:
     policies = [name for name in POLICIES.own if _file_of(POLICIES[name].form_batch) == file]
     routers = [name for name in ROUTERS.own if _file_of(ROUTERS[name].route) == file]
     if not policies and not routers:
-        raise ConfigError(
-            "it registers no batching policy and no router.",
-            where=file,
-            fix='Put @batching_policy("name") or @router("name") above the function.',
-        )
+        what = "it registers no batching policy and no router."
+        raise ConfigError(what, where=file, fix='Put @batching_policy("name") or @router("name") above the function.')
     for name in policies:
         yield from _tested("batching policy", name, _policy_tests(name))
     for name in routers:

@@ -51,11 +51,8 @@ def with_best_steps(
     assert scenario.fleet is not None
     slos = [scenario.slo, *(one.slo for one in requests.classes if one.slo is not None)]
     if len(scenario.pools) > 1 or requests.concurrency or not any(one.is_given for one in slos):
-        raise ConfigError(
-            "the oracle needs one pool, arrivals that do not wait for answers, and an SLO.",
-            where="fleet.controller.name",
-            fix="Choose another controller, or give slo.",
-        )
+        what = "the oracle needs one pool, arrivals that do not wait for answers, and an SLO."
+        raise ConfigError(what, where="fleet.controller.name", fix="Choose another controller, or give slo.")
     return _Search(scenario, requests, run, on_progress).best()
 
 

@@ -167,11 +167,8 @@ def first_token(config: DisaggregationConfig, pools: list[Pool]) -> str:
         return "decode" if recompute else "transfer"
     if config.first_token == "decode" and not recompute:
         able = ", ".join(name for name in POLICIES if POLICIES[name].recomputes_last_token)
-        raise ConfigError(
-            f"the last prompt token is computed once more where it decodes by {able} alone.",
-            where="disaggregation.first_token",
-            fix="Choose transfer or prefill.",
-        )
+        what = f"the last prompt token is computed once more where it decodes by {able} alone."
+        raise ConfigError(what, where="disaggregation.first_token", fix="Choose transfer or prefill.")
     return config.first_token
 
 

@@ -229,11 +229,8 @@ def open_cluster(
     if not (scenario.has_features or len(requests.parents) or env.adapters.load_s.size):
         env = without_features(env)
     if (scenario.has_roles or scenario.migrates) and env.adapters.load_s.size:
-        raise ConfigError(
-            "LoRA adapters are not simulated where prefill and decode are apart, or requests move while they decode.",
-            where="workload.adapters",
-            fix="Leave adapters out, or roles and fleet.migration.",
-        )
+        what = "LoRA adapters are not simulated where prefill and decode are apart, or requests move while they decode."
+        raise ConfigError(what, where="workload.adapters", fix="Leave adapters out, or roles and fleet.migration.")
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
         raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")
     if forced_replicas is not None:
@@ -314,11 +311,9 @@ def _check_clock(cluster: Cluster, requests: Requests) -> None:
         arrival_s = arrival_s[~(follows & (cluster.requests.status == NOT_ARRIVED))]
     times = (arrival_s, cluster.stage_free_s, cluster.replicas.busy_s)
     if not all(np.all(one < LATEST_S) for one in times):
-        raise ConfigError(
-            "an iteration or a gap between arrivals takes longer than can be simulated.",
-            where="scenario",
-            fix="Check the workload's rate, and the scale and the seconds of its timing.",
-        )
+        what = "an iteration or a gap between arrivals takes longer than can be simulated."
+        fix = "Check the workload's rate, and the scale and the seconds of its timing."
+        raise ConfigError(what, where="scenario", fix=fix)
 
 
 def _find_router(config: RouterConfig) -> RouterSpec:

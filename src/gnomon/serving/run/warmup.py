@@ -22,11 +22,8 @@ def begin_measuring(cluster: Cluster, log: Log, requests: Requests) -> dict[str,
     warmup = cluster.requests[: requests.num_warmup]
     left = int(np.count_nonzero(~np.isin(warmup.status, (FINISHED, REJECTED, SHED))))
     if left:
-        raise ConfigError(
-            f"{left:,} warm-up requests never ended: the time limit falls into the warm-up, or no replica is there.",
-            where="workload.warmup_requests",
-            fix="Set it to 0, or raise time_limit_s.",
-        )
+        what = f"{left:,} warm-up requests never ended: the time limit falls into the warm-up, or no replica is there."
+        raise ConfigError(what, where="workload.warmup_requests", fix="Set it to 0, or raise time_limit_s.")
     wave = np.arange(requests.num_warmup, min(requests.num_warmup + requests.concurrency, len(requests)))
     cluster.requests.arrival_s[wave] = (warmup.finished_s + warmup.last_reply_s).max()
     log.used[:3] = 0

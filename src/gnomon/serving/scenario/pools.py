@@ -96,11 +96,9 @@ def _with_places(pool: Pool, places: int) -> Pool:
 def _check_sharing(pools: list[Pool]) -> None:
     """Refuse pools whose replicas cannot take each other's GPUs."""
     if len({(pool.device_name, pool.node, pool.replica.num_gpus) for pool in pools}) > 1 or len(pools) < 2:
-        raise ConfigError(
-            "only pools whose replicas have as many GPUs of one kind can share them.",
-            where="fleet.switch_s",
-            fix="Give two pools, each with the same device, node and number of GPUs a replica, or leave it out.",
-        )
+        what = "only pools whose replicas have as many GPUs of one kind can share them."
+        fix = "Give two pools, each with the same device, node and number of GPUs a replica, or leave it out."
+        raise ConfigError(what, where="fleet.switch_s", fix=fix)
 
 
 def policies_of(pools: list[Pool]) -> list[str]:
