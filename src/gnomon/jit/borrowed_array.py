@@ -122,8 +122,6 @@ def borrowed(kind: Any) -> Any:
 
 
 # borrow(bundle)
-
-
 @infer_global(borrow)
 class Borrow(AbstractTemplate):  # type: ignore[misc]
     """Arrays become borrowed arrays, named tuples bundles."""
@@ -160,8 +158,6 @@ def _layout(context: Any, bundle: Bundle) -> Any:
 
 
 # bundle.field
-
-
 @infer_getattr
 class BundleAttributes(AttributeTemplate):  # type: ignore[misc]
     """The fields of the named tuple."""
@@ -180,8 +176,6 @@ def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
 
 
 # checked(bundle)
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def checked(typing: Any, bundle: Any) -> Any:
     """A bundle's borrowed arrays with every index checked: one out of range raises IndexError, also a negative one."""
@@ -222,8 +216,6 @@ def _check(context: Any, builder: Any, index: Any, extent: Any) -> None:
 
 
 # first_rows(view, count)
-
-
 @intrinsic  # type: ignore[untyped-decorator]
 def _shorten(typing: Any, view: Any, count: Any) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -241,8 +233,6 @@ def _first_rows(view: Any, count: Any) -> Any:
 
 
 # view[i], view[i, j], view[i] = value
-
-
 def _num_indices(index: Any) -> int:
     return len(index) if isinstance(index, types.BaseTuple) else 1
 
@@ -324,8 +314,6 @@ def _set(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 
 # view.size, view.shape
-
-
 @infer_getattr
 class BorrowedAttributes(AttributeTemplate):  # type: ignore[misc]
     """`size` and `shape`, as arrays have them."""

@@ -43,11 +43,8 @@ def _reason(text: str) -> tuple[str, str]:
 
 def _no_field(name: str, fields: list[str]) -> tuple[str, str]:
     near = nearest(name, fields)
-    guess = (
-        f"Did you mean {' or '.join(repr(n) for n in near)}?"
-        if near
-        else "See gnomon.serving.engine.state for the fields."
-    )
+    guess = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    guess = guess or "See gnomon.serving.engine.state for the fields."
     return f"there is no field {name!r}", guess
 
 

@@ -144,10 +144,8 @@ def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths:
     unknown = set(config.routers) - set(ROUTERS)
     if unknown:
         raise UnknownNameError("router", unknown.pop(), ROUTERS, where="compare.routers")
-    found = [
-        Contender(name, _router("learned", lengths, str(path) if path else None), "policy")
-        for name, path in policies.items()
-    ]
+    files = {name: str(path) if path else None for name, path in policies.items()}
+    found = [Contender(name, _router("learned", lengths, file), "policy") for name, file in files.items()]
     found += [Contender(name, _router(name, lengths), "heuristic") for name in config.routers or BASELINES]
     if not config.routers:
         found += [Contender(name, _router(name, lengths), "teacher") for name in OWN_RULES]
@@ -200,7 +198,12 @@ def compare(
     names = config.scenarios or (cells() if config.suite else built_in_scenarios())
     scenarios = {Path(name).stem: find_scenario(name, config.source) for name in names}
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)
-    items = [(name, _sized(one, config.num_requests), seed) for name, one in scenarios.items() for seed in seeds]
+    sized = scenarios
+    if config.num_requests is not None:
+        size = {"num_requests": config.num_requests}
+        resized = {name: one.workload.model_copy(update=size) for name, one in scenarios.items()}
+        sized = {name: one.model_copy(update={"workload": resized[name]}) for name, one in scenarios.items()}
+    items = [(name, one, seed) for name, one in sized.items() for seed in seeds]
     rows: list[Row] = []
     for done, outcome in enumerate(map_ordered(partial(_one_trace, tuple(against)), items, jobs=jobs, ray=ray), 1):
         rows += outcome.unwrap()
@@ -209,21 +212,12 @@ def compare(
     return RouteComparison(tuple(rows), tuple(against), scenarios)
 
 
-def _sized(scenario: Scenario, num_requests: int | None) -> Scenario:
-    if num_requests is None:
-        return scenario
-    workload = scenario.workload.model_copy(update={"num_requests": num_requests})
-    return scenario.model_copy(update={"workload": workload})
-
-
 def _one_trace(against: tuple[Contender, ...], item: tuple[str, Scenario, int]) -> list[Row]:
     """All contenders on the requests of one seed."""
     name, scenario, seed = item
     requests = held_out_requests(scenario.workload, seed)
-    return [
-        one_row(name, scenario.model_copy(update={"seed": seed, "router": one.router}), one.name, requests)
-        for one in against
-    ]
+    scenarios = [scenario.model_copy(update={"seed": seed, "router": one.router}) for one in against]
+    return [one_row(name, own, one.name, requests) for own, one in zip(scenarios, against, strict=True)]
 
 
 def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:

@@ -148,11 +148,8 @@ def joined(parts: list[Demos]) -> Demos:
     """All decisions of several collections; their clusters stay different ones."""
     offsets = np.cumsum([0, *(int(part.cluster.max()) + 1 for part in parts[:-1])])
     widest = max(part.mask.shape[1] for part in parts)
-    arrays = {
-        field.name: np.concatenate([filled_up(getattr(part, field.name), widest) for part in parts])
-        for field in fields(Demos)
-        if field.name != "cluster"
-    }
+    names = ("rows", "mask", "targets", "costs")
+    arrays = {name: np.concatenate([filled_up(getattr(part, name), widest) for part in parts]) for name in names}
     cluster = np.concatenate([part.cluster + offset for part, offset in zip(parts, offsets, strict=True)])
     return Demos(**arrays, cluster=cluster)
 
@@ -222,7 +219,9 @@ def _driver(order: Collection, random: np.random.Generator) -> Callable[[VectorC
         return lambda clusters, rows, mask: heuristic.actions(clusters)
     from gnomon.routing.network import load_scorer
 
-    scorer, temperature = load_scorer(order.policy), _temperature(order)
+    scorer, demos = load_scorer(order.policy), order.config.demos
+    done = order.round / max(1, demos.dagger_rounds)
+    temperature = demos.temperature + (demos.min_temperature - demos.temperature) * done
     return lambda clusters, rows, mask: _sampled(scorer, rows, mask, temperature, random)
 
 
@@ -263,13 +262,6 @@ def _in_units_of_their_spread(costs: Any, mask: Any, softness: float) -> dict[st
     scale = (beyond.sum(-1) / mask.sum(-1)).mean(0)
     beyond = (beyond / np.maximum(scale, 1e-9)[None, :, None]).astype(np.float32)
     return {"costs": beyond, "targets": soft_targets(beyond / softness, mask)}
-
-
-def _temperature(order: Collection) -> float:
-    """From the first to the least temperature over the DAgger rounds."""
-    demos = order.config.demos
-    done = order.round / max(1, demos.dagger_rounds)
-    return demos.temperature + (demos.min_temperature - demos.temperature) * done
 
 
 def _sampled(scorer: Any, rows: Any, mask: Any, temperature: float, random: np.random.Generator) -> NDArray[np.int64]:

@@ -64,9 +64,6 @@ def entropy_weight(config: TrainConfig, gradient_steps: int) -> float:
     return config.entropy_start + (config.entropy_end - config.entropy_start) * done
 
 
-# What is collected.
-
-
 @dataclass(frozen=True)
 class Experience:
     """Decisions [step, environment] of one update, and what followed."""
@@ -132,9 +129,6 @@ def _tensors(rows: Array, mask: Array) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows, dtype=torch.float32), torch.tensor(mask, dtype=torch.bool)
 
 
-# Advantages.
-
-
 def advantages(experience: Experience, discount: float, trace_decay: float) -> Tensor:
     """GAE. Every step is bootstrapped with the value of what followed it; a cut only ends the sum."""
     e = experience
@@ -157,9 +151,6 @@ def merit(advantage: Tensor, group: int) -> Tensor:
     return (grouped / (spread + 1e-6)).reshape(steps, environments)
 
 
-# The loss.
-
-
 def loss_terms(
     logits: Tensor, reference_log_p: Tensor, actions: Tensor, old_log_p: Tensor, merits: Tensor, clip: float
 ) -> dict[str, Tensor]:
@@ -176,9 +167,6 @@ def loss_terms(
         "ratio": ratio.mean(),
         "clipped": ((ratio - 1).abs() > clip).float().mean(),
     }
-
-
-# The trainer.
 
 
 class CollapseError(GnomonError):
@@ -308,9 +296,8 @@ class Trainer:
         scores = self.scorer(batch["rows"], batch["mask"], batch["memory"])
         terms = loss_terms(scores, reference, batch["actions"], batch["log_p"], batch["merits"], c.clip)
         error = functional.smooth_l1_loss(self.critic(batch["rows"], batch["mask"]), batch["returns"])
-        loss = (
-            leads * terms["policy"] + kl * terms["kl_reference"] - entropy * terms["entropy"] + c.value_weight * error
-        )
+        of_policy = leads * terms["policy"] + kl * terms["kl_reference"] - entropy * terms["entropy"]
+        loss = of_policy + c.value_weight * error
         self.optimizer.zero_grad()
         loss.backward()
         for module in (self.scorer, self.critic):

@@ -19,15 +19,12 @@ def _file() -> dict[str, Any]:
 @cache
 def cells() -> dict[str, Scenario]:
     """Every fleet at every load, as `documents-75`."""
+    fleets = {name: (fleet["scenario"], fleet["rates"]) for name, fleet in _file()["fleets"].items()}
     return {
-        f"{name}-{load}": _scenario(fleet["scenario"], rate)
-        for name, fleet in _file()["fleets"].items()
-        for load, rate in zip(_file()["loads"], fleet["rates"], strict=True)
+        f"{name}-{load}": build(Scenario, _file()["common"] | own | {"workload": own["workload"] | {"rate": rate}})
+        for name, (own, rates) in fleets.items()
+        for load, rate in zip(_file()["loads"], rates, strict=True)
     }
-
-
-def _scenario(written: dict[str, Any], rate: float) -> Scenario:
-    return build(Scenario, {**_file()["common"], **written, "workload": {**written["workload"], "rate": rate}})
 
 
 def tuned_routers(lengths: LengthsKnown) -> dict[str, RouterConfig]:

@@ -221,8 +221,6 @@ def _in_sessions(requests: Requests, random: np.random.Generator) -> Requests:
 
 
 # How much a replica can take.
-
-
 def _iteration_s(
     tables: IterationTables, row: int, prefill: float, decodes: int, kv: float, num_stages: int = 1
 ) -> float:

@@ -66,7 +66,9 @@ def register_shell(app: Dash, pages: list[Page]) -> None:
         chosen = pages[0] if not path else by_path.get(path)
         styles = ["nav here" if page is chosen else "nav" for page in pages]
         if chosen is None:
-            return _missing(path, pages), *styles
+            links = [html.Li(dcc.Link(page.title, href=page.path)) for page in pages]
+            said = [html.H1("No such page"), html.P(f"There is nothing at {path}."), html.Ul(links)]
+            return html.Section(said), *styles
         return chosen.layout(state_of(chosen.controls, query or "")), *styles
 
     titles = {page.path: f"{page.title} · Gnomon" for page in pages}
@@ -75,11 +77,6 @@ def register_shell(app: Dash, pages: list[Page]) -> None:
         Output("content", "title"),
         Input("address", "pathname"),
     )
-
-
-def _missing(path: str, pages: list[Page]) -> Component:
-    links = [html.Li(dcc.Link(page.title, href=page.path)) for page in pages]
-    return html.Section([html.H1("No such page"), html.P(f"There is nothing at {path}."), html.Ul(links)])
 
 
 MAX_REQUEST_BYTES = 24 * 2**20

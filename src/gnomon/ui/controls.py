@@ -73,9 +73,8 @@ class Control:
 
 
 def _names(error: GnomonError, key: str) -> bool:
-    return key in (error.where, type(error).__name__) or error.what.startswith(
-        (f"{key}:", f"{key} ", f"unknown {key} ")
-    )
+    begins = (f"{key}:", f"{key} ", f"unknown {key} ")
+    return key in (error.where, type(error).__name__) or error.what.startswith(begins)
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,7 @@ def _child(sending: Connection, work: Work, argument: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which then cancels its jobs.
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     try:
-        value = work(argument, report)
-        sending.send(("done", value))
+        sending.send(("done", work(argument, report)))
     except GnomonError as error:
         sending.send(("failed", str(error)))
     except Exception as error:
@@ -223,7 +222,8 @@ def register_job(app: Dash, page: Page, work: Work, ask: Ask) -> None:
         now = status(job or "")
         is_new = now.state == "done" and finished != job
         is_over = now.state != "running"
-        return _words(job, now), {"width": f"{_share(now):.1%}"}, is_over, is_over, job if is_new else no_update
+        share = 1.0 if now.state == "done" else min(now.done / now.total, 1.0) if now.total else 0.0
+        return _words(job, now), {"width": f"{share:.1%}"}, is_over, is_over, job if is_new else no_update
 
 
 def start_anew(page: Page, work: Work, ask: Ask, raw: Mapping[str, Any]) -> str:
@@ -233,12 +233,6 @@ def start_anew(page: Page, work: Work, ask: Ask, raw: Mapping[str, Any]) -> str:
     return start(work, argument)
 
 
-def _share(now: Status) -> float:
-    if now.state == "done":
-        return 1.0
-    return min(now.done / now.total, 1.0) if now.total else 0.0
-
-
 def _words(job: str, now: Status) -> Any:
     if not job:
         return ""
@@ -246,9 +240,5 @@ def _words(job: str, now: Status) -> Any:
         return now.words or "Starting …"
     if now.state == "failed":
         return html.Span(now.error, className="failed")
-    ends = {
-        "done": "Done.",
-        "cancelled": "Cancelled.",
-        "unknown": "The server no longer has this result: run it again.",
-    }
-    return ends[now.state]
+    lost = "The server no longer has this result: run it again."
+    return {"done": "Done.", "cancelled": "Cancelled.", "unknown": lost}[now.state]

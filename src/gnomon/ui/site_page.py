@@ -112,11 +112,8 @@ class Page:
         heading = html.H1(self.title, className="unseen")
         body = html.Div([heading, own, *self.body(state)], className="body")
         # A sheet that slides over the results on a narrow screen; always open beside them on a wide one.
-        left = html.Details(
-            [html.Summary("Settings"), html.Div([*panel, *extra, *hidden])], className="panel", open=True
-        )
-        if not panel and not extra:
-            left.className = "panel empty"
+        settings = [html.Summary("Settings"), html.Div([*panel, *extra, *hidden])]
+        left = html.Details(settings, className="panel" if panel or extra else "panel empty", open=True)
         style = "page stacked" if self.is_stacked else "page"
         return html.Div([left, body, dcc.Store(id=self.id("query"))], className=style, id=f"page-{self.name}")
 

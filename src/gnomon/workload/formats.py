@@ -42,10 +42,7 @@ def _lines(table: Table) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of the file as they were, with their numbers."""
     for row in table.frame.iter_rows(named=True):
         where = f"{table.path}:{row[LINE]}"
-        yield (
-            row[LINE],
-            {key: _plain(value, where) for key, value in row.items() if key != LINE and value is not None},
-        )
+        yield row[LINE], {key: _plain(one, where) for key, one in row.items() if key != LINE and one is not None}
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -65,8 +62,6 @@ def _number(one: Any, key: str, where: str) -> float:
 
 
 # Weka's traces of coding agents: a line is a session.
-
-
 def sessions_of_requests(table: Table) -> Table:
     """Calls in `requests`, in order; an entry with `requests` of its own is a sub-agent, which the next call waits
     for."""
@@ -114,8 +109,6 @@ def _add_calls(
 
 
 # Dynamo's request traces: a line is an event.
-
-
 def dynamo_requests(table: Table) -> Table:
     """Requests that ended (`request_end`), with the hashes of their prompts. Those of one session follow one another,
     and the first of a session's child follows what its parent had done by then; other events are left out."""
@@ -152,9 +145,6 @@ def dynamo_requests(table: Table) -> Table:
         ends.append(end_s)
         last[name] = len(rows) - 1
     return _table(table, rows)
-
-
-# Messages.
 
 
 def calls_with_messages(table: Table) -> Table:

@@ -64,9 +64,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
         requests = sessions.with_agents(requests, config.agents, seed)
         if config.num_requests and count < config.num_requests:
             each = config.agents.calls_per_session
-            note = (
-                f"A session has {each} calls: {count:,} of {config.num_requests:,} make whole sessions, and are sent."
-            )
+            whole = f"{count:,} of {config.num_requests:,} make whole sessions, and are sent"
+            note = f"A session has {each} calls: {whole}."
             requests = replace(requests, notes=(*requests.notes, note))
     if config.adapters is not None:
         requests = sessions.with_adapters(requests, config.adapters, seed)
@@ -183,9 +182,8 @@ def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requ
     chosen = np.searchsorted(cumulated, draws, side="right").astype(np.int8)
     if isinstance(config.arrivals, arrival.Stages) and config.arrivals.classes:
         names = [one.name for one in classes]
-        chosen = np.repeat([names.index(name) for name in config.arrivals.classes], config.arrivals.sizes).astype(
-            np.int8
-        )
+        of_stage = [names.index(name) for name in config.arrivals.classes]
+        chosen = np.repeat(of_stage, config.arrivals.sizes).astype(np.int8)
     prompt, output = requests.prompt_tokens.copy(), requests.output_tokens.copy()
     for number, one in enumerate(classes):
         if one.lengths is not None:

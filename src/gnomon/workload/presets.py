@@ -128,9 +128,8 @@ def ks_distance(one: Tokens, other: Tokens) -> float:
     """Largest difference of the two empirical distribution functions."""
     one, other = np.sort(one), np.sort(other)
     at = np.union1d(one, other)
-    difference = np.searchsorted(one, at, side="right") / len(one) - np.searchsorted(other, at, side="right") / len(
-        other
-    )
+    shares = [np.searchsorted(values, at, side="right") / len(values) for values in (one, other)]
+    difference = shares[0] - shares[1]
     return float(np.abs(difference).max())
 
 

@@ -78,9 +78,8 @@ def hash_blocks(
 
 def mixed(owner: NDArray[np.int64], block: NDArray[np.int64]) -> NDArray[np.int64]:
     """One non-negative number per (owner, block): SplitMix64's finaliser (Steele et al., OOPSLA 2014)."""
-    x = owner.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + block.astype(np.uint64) * np.uint64(
-        0xD1B54A32D192ED03
-    )
+    x = owner.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x = x + block.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((x ^ (x >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)

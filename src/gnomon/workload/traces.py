@@ -80,9 +80,8 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
     if not len(trace.parents) and not whole.all():  # Failed ones, in most traces.
         if not whole.any():
             raise DataError("no request has both prompt and output tokens.", where=str(table.path))
-        what = (
-            f"{int((~whole).sum()):,} of {len(trace):,} requests of {table.path.name} without prompt or output tokens"
-        )
+        some = f"{int((~whole).sum()):,} of {len(trace):,} requests of {table.path.name}"
+        what = f"{some} without prompt or output tokens"
         trace = replace(trace.take(np.flatnonzero(whole)), notes=(f"{what}: dropped.",))
     trace = replace(trace, notes=(*notes, *((known.note,) if known.note else ()), *more, *trace.notes))
     if len(trace.parents):
@@ -143,9 +142,8 @@ def _plausible(table: Table, known: TraceFormat) -> tuple[TraceFormat, tuple[str
     for least, unit in EPOCH_UNITS:
         if values.size and float(values.min()) > least:
             words = {"us": "microseconds", "ms": "milliseconds"}[unit]
-            said = (
-                f"{name} of {table.path.name} is read as {words} since 1970: as seconds it would lie far in the future."
-            )
+            said = f"{name} of {table.path.name} is read as {words} since 1970"
+            said += ": as seconds it would lie far in the future."
             return replace(known, time_unit=unit, from_start=False), (said,)
     gap_s = (float(values.max()) - float(values.min())) / max(values.size - 1, 1) if values.size else 0.0
     if gap_s > LONG_GAP_S and values.size > 20:
@@ -233,9 +231,8 @@ def _waiting(table: Table, known: TraceFormat, arrival_s: Floats) -> dict[str, A
         owner, parents = order[1:][follows], order[:-1][follows]
     else:
         return {}
-    table.refuse(
-        names.get("parents", names.get("turn", "")), _is_before_itself(owner, parents, count), "waits for itself"
-    )
+    is_bad = _is_before_itself(owner, parents, count)
+    table.refuse(names.get("parents", names.get("turn", "")), is_bad, "waits for itself")
     sorted_ = np.argsort(owner, kind="stable")
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count))))
     think_s = np.zeros(count)

@@ -51,9 +51,8 @@ class Manager:
 
     def __post_init__(self) -> None:
         self.agenda = Agenda(self.traffic.env.calendar)
-        self.observer = Observer(
-            self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo, self.slo
-        )
+        seen = (self.replicas, self.traffic, self.pools, self.met_slo, self.slo)
+        self.observer = Observer(self.config.controller, self.spec, *seen)
         self.most = int(np.count_nonzero(self.replicas.state)) if self.config.switch_s is not None else None
         self.lives = Lives(
             self.config, self.replicas, self.traffic, self.agenda, self.seed,
@@ -128,11 +127,9 @@ class Manager:
         except (TypeError, ValueError, OverflowError):
             count = math.nan
         if not math.isfinite(count) or count < 0 or count != int(count):
-            raise ConfigError(
-                f"the controller {name} answered {answer!r} at {view.now_s:g} s: that is no number of replicas.",
-                where=place_of(self.spec.decide) if is_own(self.spec.decide) else "fleet.controller",
-                fix="Answer with a whole number from 0 on.",
-            )
+            what = f"the controller {name} answered {answer!r} at {view.now_s:g} s: that is no number of replicas."
+            where = place_of(self.spec.decide) if is_own(self.spec.decide) else "fleet.controller"
+            raise ConfigError(what, where=where, fix="Answer with a whole number from 0 on.")
         return min(max(int(count), view.min_replicas), view.max_replicas)
 
     def _share(self, now_s: float) -> None:

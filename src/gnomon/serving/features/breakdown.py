@@ -71,9 +71,6 @@ def is_on(cluster: Cluster) -> bool:
     return cluster.breakdown.size > 0
 
 
-# Waiting.
-
-
 @noinline
 def come(cluster: Cluster, request_id: int, now: float, part: int) -> None:
     """A request is on its way to a queue: since it arrived, or since this was called last, it waited for `part`."""
@@ -155,9 +152,6 @@ def _why_waiting(cluster: Cluster, r: int) -> int:
     return POLICY
 
 
-# The start of a batch.
-
-
 @inlined
 def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
     """Divide the time of the batch just launched, and end the waiting of those it admits."""
@@ -228,9 +222,6 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
         if not keeps_tokens:
             _forget(lent, request_id)
         entry.doing = LOST
-
-
-# The end of a batch.
 
 
 @inlined

@@ -177,10 +177,8 @@ def limits(done: Run) -> list[Change]:
     total = int(requests.total_tokens.sum())
     changes = []
     if not any(SOURCES[pool.timing.source].gives_iterations for pool in done.pools):
-        changes += [
-            Change("compute", "arithmetic", lambda k: {"timing.free": ("compute",)}),
-            Change("memory", "memory bandwidth", lambda k: {"timing.free": ("memory",)}),
-        ]
+        changes.append(Change("compute", "arithmetic", lambda k: {"timing.free": ("compute",)}))
+        changes.append(Change("memory", "memory bandwidth", lambda k: {"timing.free": ("memory",)}))
         if any(pool.replica.num_gpus > 1 for pool in done.pools):
             changes.append(Change("network", "the network", lambda k: {"timing.free": ("network",)}))
 

@@ -117,9 +117,6 @@ def by_cause(parts: Floats) -> dict[str, Floats]:
     return {name: parts[..., chosen].sum(axis=-1) for name, chosen in columns.items()}
 
 
-# Circumstances.
-
-
 def _slow_replicas(accounts: Accounts, rows: Ints, parts: Floats) -> Circumstance | None:
     """Most of them ran on replicas that need longer than the others for the same work."""
     replica = accounts.requests.replica
@@ -167,11 +164,9 @@ def _giant_prompt(accounts: Accounts, rows: Ints, more_s: float) -> Circumstance
     victims = np.setdiff1d(rows, giants)
     if not giants.size or not victims.size:
         return None
+    v = q[victims]
     met = [
-        (q.replica[victims] == q.replica[g])
-        & (q.arrival_s[victims] < q.first_token_s[g])
-        & (q.finished_s[victims] > q.scheduled_s[g])
-        for g in giants
+        (v.replica == g.replica) & (v.arrival_s < g.first_token_s) & (v.finished_s > g.scheduled_s) for g in q[giants]
     ]
     counts = np.array([one.sum() for one in met])
     best = int(counts.argmax())
@@ -204,15 +199,9 @@ def _burst(accounts: Accounts, rows: Ints, parts: Floats) -> Circumstance | None
     if not is_burst.any() or share < _MOST or is_burst.mean() > 0.34:
         return None
     inside = np.flatnonzero(is_burst)
-    facts = {
-        "start_s": float(edges[inside[0]] - first),
-        "end_s": float(edges[inside[-1] + 1] - first),
-        "times_usual": float(all_[is_burst].mean() / usual),
-    }
+    start_s, end_s = float(edges[inside[0]] - first), float(edges[inside[-1] + 1] - first)
+    facts = {"start_s": start_s, "end_s": end_s, "times_usual": float(all_[is_burst].mean() / usual)}
     return Circumstance("burst", share, facts)
-
-
-# One request and its neighbours.
 
 
 @dataclass(frozen=True)
@@ -298,8 +287,5 @@ def _heaviest(
 def offenders(accounts: Accounts, most: int = 5) -> list[tuple[int, int, float]]:
     """The requests whose prefills delayed decodes of others most: id, prompt tokens, seconds of all others."""
     order = np.argsort(-accounts.inflicted_ns, kind="stable")[:most]
-    return [
-        (int(accounts.ids[i]), int(accounts.requests.prompt_tokens[i]), float(accounts.inflicted_ns[i] / 1e9))
-        for i in order
-        if accounts.inflicted_ns[i] > 0
-    ]
+    tokens, delayed_s = accounts.requests.prompt_tokens, accounts.inflicted_ns / 1e9
+    return [(int(accounts.ids[i]), int(tokens[i]), float(delayed_s[i])) for i in order if delayed_s[i] > 0]

@@ -155,12 +155,11 @@ def _cost(run: Run, done: Any, duration_s: float, end_s: float) -> Cost:
         per_hour = spent / max(duration_s, 1e-12) * 3600
     output = float(q.output_tokens[done].sum())
     return Cost(
-        num_gpus=sum(pool.num_gpus for pool in run.pools),
-        per_hour=per_hour,
+        num_gpus=sum(pool.num_gpus for pool in run.pools), per_hour=per_hour,
         per_million_output_tokens=_ratio(spent * 1e6, output),
         per_million_tokens=_ratio(spent * 1e6, output + float(q.prompt_tokens[done].sum())),
         per_thousand_requests=_ratio(spent * 1e3, float(np.count_nonzero(done))),
-    )
+    )  # fmt: skip
 
 
 def _iterations(run: Run) -> Iterations:
@@ -213,14 +212,11 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
     if run.fleet is not None:
         found.extend(run.fleet.warnings)
     if summary.iterations.kept_one_in > 1:
-        found.append(
-            f"The table of iterations holds one in {summary.iterations.kept_one_in}; sums and means per replica are "
-            "exact."
-        )
+        kept = f"one in {summary.iterations.kept_one_in}"
+        found.append(f"The table of iterations holds {kept}; sums and means per replica are exact.")
     if summary.iterations.gaps_merged:
-        found.append(
-            "Gaps between tokens were merged with neighbours of nearly equal length: TBT percentiles are rounded."
-        )
+        gaps = "Gaps between tokens were merged with neighbours of nearly equal length"
+        found.append(f"{gaps}: TBT percentiles are rounded.")
     return found
 
 
@@ -237,10 +233,8 @@ def _why_rejected(run: Run) -> str:
     needed = -(-tokens // int(replica.block_size))
     fits = needed + kept <= replica.num_blocks
     if prompt > most and (fits or not policy.chunks_prompts):
-        return (
-            f"{told}has {prompt:,} tokens to prefill, which {policy.name} does in one batch of at most {most:,} tokens "
-            "(batching.max_batch_tokens)."
-        )
+        least = f"{told}has {prompt:,} tokens to prefill, which {policy.name} does in one batch"
+        return f"{least} of at most {most:,} tokens (batching.max_batch_tokens)."
     name = f"replica {int(worst.replica)}"
     if fits:
         return f"{told}would fit into {name}, but {policy.name} does not admit it although nothing else runs."

@@ -44,9 +44,8 @@ def build_cluster(
     caches = [pool.num_kv_blocks for pool in pools if pool.batching.prefix_cache]
     smallest_block = min(pool.batching.block_size for pool in pools)
     num_drafted = max(pool.tokens_per_decode for pool in pools)
-    most_tokens = (
-        int(requests.total_tokens.max()) + 2 * num_drafted
-    )  # Drafts go beyond the end, and surplus ones twice.
+    # Drafts go beyond the end, and surplus ones twice.
+    most_tokens = int(requests.total_tokens.max()) + 2 * num_drafted
     cluster = new_cluster(
         num_replicas=sum(pool.num_ranks for pool in pools), num_requests=len(requests),
         max_stages=max(pool.replica.pipeline_parallel for pool in pools),

@@ -115,10 +115,8 @@ def open_tiers(
         return new_tiers(num_replicas, 0, 0, 0)
     if config.remote is not None:
         _check_one_format(model, pools)
-    block = np.repeat(
-        [kv_bytes_per_token(model, pool) * pool.batching.block_size for pool in pools],
-        [pool.num_ranks for pool in pools],
-    )
+    sizes = [kv_bytes_per_token(model, pool) * pool.batching.block_size for pool in pools]
+    block = np.repeat(sizes, [pool.num_ranks for pool in pools])
     per_hash = int(cluster.replicas.blocks_per_hash.max())
     keys = max(1, int(np.unique(cluster.prefix_hashes).size) * per_hash)
     longest = max(1, int(cluster.requests.prefix_count.max()) * per_hash)
@@ -188,8 +186,6 @@ def kv_bytes_per_token(model: Model, pool: Pool, tokens: int = 4096) -> float:
     MLA's latent) included; windows and states spread over `tokens`."""
     cut = pool.replica.parallelism
     dtype = model.kv_precision(pool.timing.kv_dtype, pool.timing.dtype)
-    kept = sum(
-        model.sequence_bytes(tokens, dtype, cut.tensor_parallel, cut.layers_of_stage(model, stage))
-        for stage in range(cut.pipeline_parallel)
-    )
+    layers = [cut.layers_of_stage(model, stage) for stage in range(cut.pipeline_parallel)]
+    kept = sum(model.sequence_bytes(tokens, dtype, cut.tensor_parallel, one) for one in layers)
     return kept * cut.tensor_parallel / tokens

@@ -194,9 +194,8 @@ def open_cluster(
     gate = ADMISSIONS.chosen(scenario.admission)
     decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
     others = (gate.admit, decide.decide)
-    inputs = _router_inputs(
-        scenario, scenario.router, spec, requests, cluster, replicas_that(pools, "prefill"), *others
-    )
+    takers = replicas_that(pools, "prefill")
+    inputs = _router_inputs(scenario, scenario.router, spec, requests, cluster, takers, *others)
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
     fleet = Fleet(cluster, tables, *inputs, option_values(scenario.admission, gate), gate_memory)
     decode_spec = _find_router(decode)

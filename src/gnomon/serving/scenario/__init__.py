@@ -116,8 +116,7 @@ class Scenario(Config):
         if self.pools and self.num_replicas != 1:
             raise ConfigError("num_replicas and pools both say how many replicas there are.", fix="Give one of them.")
         roles = {pool.role for pool in self.pools}
-        missing = {"prefill": "decode", "decode": "prefill"}
-        for role, other in missing.items():
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if role in roles and not roles & {other, "both"}:
                 fix = f"Add one with role {other}."
                 raise ConfigError(f"pools have the role {role}, but none can {other}.", where="pools", fix=fix)
@@ -171,8 +170,7 @@ def _with_calibration(data: dict[str, Any]) -> dict[str, Any]:
     path = data.get("calibration")
     if not isinstance(path, str):
         return data
-    sections = nested(read_calibration(path).settings)
-    return _completed(data, sections)
+    return _completed(data, nested(read_calibration(path).settings))
 
 
 def _completed(data: dict[str, Any], sections: Sections) -> dict[str, Any]:
@@ -224,8 +222,7 @@ def _with_client_sampling(data: dict[str, Any]) -> dict[str, Any]:
 
 def _drafting(replica: dict[str, Any]) -> Drafting | None:
     """What drafts tokens in a replica."""
-    given = _keys(SpeculativeConfig, replica.get("speculative"))
-    if not given:
+    if not (given := _keys(SpeculativeConfig, replica.get("speculative"))):
         return None
     return "model" if given.get("draft_model") else "head" if given.get("draft_layers") else "free"
 
@@ -246,10 +243,8 @@ def _without_usual(data: dict[str, Any]) -> dict[str, Any]:
         needed = set_by_engine.get(name, {}) if usual.engine else model.model_fields
         if not _keys(model, data.get(name)).keys() >= needed.keys():
             return data
-    pools = [
-        _unusual(one, bare | {"device": PoolConfig.model_validate(one).device or usual.device})
-        for one in data.get("pools") or ()
-    ]
+    devices = [PoolConfig.model_validate(one).device or usual.device for one in data.get("pools") or ()]
+    pools = [_unusual(one, bare | {"device": d}) for one, d in zip(data.get("pools") or (), devices, strict=True)]
     left = _unusual(data, bare) | {"pools": pools}
     if data.get("node") == catalog.default_node(catalog.device(usual.device)).name:
         del left["node"]
@@ -269,10 +264,8 @@ def _unusual(data: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]:
 def _differing(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     """What is given and not as usual."""
     changed = {key: value for key, value in given.items() if value != usual.get(key)}
-    both = {key: (value, usual.get(key)) for key, value in changed.items() if value}
-    inner = {
-        key: _differing(one, two) for key, (one, two) in both.items() if isinstance(one, dict) and isinstance(two, dict)
-    }
+    sections = [key for key, value in changed.items() if value and isinstance(value, dict)]
+    inner = {key: _differing(given[key], usual[key]) for key in sections if isinstance(usual.get(key), dict)}
     return {key: value for key, value in (changed | inner).items() if value != {}}
 
 

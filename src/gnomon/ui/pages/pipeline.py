@@ -28,12 +28,8 @@ def _schedules() -> dict[str, str]:
 
 
 USUAL = "usual"
-OF_MODEL = form(
-    "model_on_gpus",
-    precision={"options": PRECISIONS},
-    order={"default": USUAL, "options": _orders},
-    sharding={"options": SHARDINGS},
-)
+_OPTIONS = {"precision": {"options": PRECISIONS}, "sharding": {"options": SHARDINGS}}
+OF_MODEL = form("model_on_gpus", order={"default": USUAL, "options": _orders}, **_OPTIONS)
 
 GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
 MODEL, SCHEDULES = "model", "schedules"

@@ -191,14 +191,10 @@ def register(app: Dash) -> None:
         cards = [one for one in blocks if isinstance(one, Card) or one is blocks[0]]
         rest = [one for one in blocks if one not in cards]
         return {
-            "plots": dict(found.drawings) or dict.fromkeys(PLOTS, no_update),
-            "answer": shown([Section(found.title, cards)]),
-            "tables": shown(boxed(rest)),
-            "empty": HIDDEN,
-            "found": SHOWN,
-            "dir": "" if is_new else no_update,
-            "messages": PAGE.explain(None),
-        }
+            "plots": dict(found.drawings) or dict.fromkeys(PLOTS, no_update), "messages": PAGE.explain(None),
+            "answer": shown([Section(found.title, cards)]), "tables": shown(boxed(rest)),
+            "empty": HIDDEN, "found": SHOWN, "dir": "" if is_new else no_update,
+        }  # fmt: skip
 
     for name in PLOTS:
         _open_in_serve(app, name)

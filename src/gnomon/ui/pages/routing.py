@@ -14,15 +14,7 @@ from gnomon.api.serving import scenario as new_scenario
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.blocks import Line, Table, legend, lines
 from gnomon.report.blocks import link as link_to
-from gnomon.report.routing.files import (
-    CURVE_PX,
-    FILES,
-    curve_figure,
-    curve_names,
-    differences_height,
-    read_metrics,
-    run_colours,
-)
+from gnomon.report.routing import files
 from gnomon.report.serving.compare import variant_row
 from gnomon.ui import jobs
 from gnomon.ui.blocks import commands, graph, plots, section, shown
@@ -132,13 +124,13 @@ def _row(found: Comparison, name: str, metric: str, statistic: str) -> dict[str,
 def metric_folders() -> dict[str, str]:
     """Run directories with metrics below the runs folder, newest first."""
     root = runs_folder()
-    tables = [folder / file for folder in folders(root) for file in FILES if (folder / file).is_file()]
+    tables = [folder / file for folder in folders(root) for file in files.FILES if (folder / file).is_file()]
     tables.sort(key=lambda one: -one.stat().st_mtime)
     return {name: name for name in (str(one.parent.relative_to(root)) for one in tables)}
 
 
 def tables_of(names: Sequence[str]) -> dict[str, pl.DataFrame]:
-    return {name: read_metrics(runs_folder() / name) for name in names}
+    return {name: files.read_metrics(runs_folder() / name) for name in names}
 
 
 CURVES = "Training curves"
@@ -187,7 +179,11 @@ def _comparison() -> list[Component]:
     return [
         PAGE.slot("warnings"),
         plots(
-            graph(PAGE.id("differences"), differences_height(len(router_names())), label="Change against the baseline"),
+            graph(
+                PAGE.id("differences"),
+                files.differences_height(len(router_names())),
+                label="Change against the baseline",
+            ),
             tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
         ),
         PAGE.slot("rows", "under-plot"),
@@ -214,13 +210,9 @@ def register(app: Dash) -> None:
         one = found.views[view["metric"], view["statistic"]]
         rows = [row | {"router": link_to(row["router"], found.links[row["router"]])} for row in one.rows]
         return {
-            "differences": one.differences,
-            "distributions": tall(one.distributions),
-            "rows": shown([Table(rows, left=("router",))]),
-            "warnings": shown(lines(found.warnings, "warning")),
-            "empty": HIDDEN,
-            "found": SHOWN,
-        }
+            "differences": one.differences, "distributions": tall(one.distributions), "empty": HIDDEN, "found": SHOWN,
+            "rows": shown([Table(rows, left=("router",))]), "warnings": shown(lines(found.warnings, "warning")),
+        }  # fmt: skip
 
     @callback(
         app,
@@ -258,14 +250,13 @@ def _curves(values: dict[str, Any]) -> Any:
         return html.P(HINT, className="note")
     tables = tables_of(values["runs"])
     wanted = [word.strip().casefold() for word in values["columns"].split(",") if word.strip()]
-    names = [one for one in curve_names(tables) if not wanted or any(word in one.casefold() for word in wanted)]
+    names = [one for one in files.curve_names(tables) if not wanted or any(word in one.casefold() for word in wanted)]
     if not names:
         return shown([Line("No column has these words in its name.", "warning")])
-    drawn = [
-        graph(PAGE.id("curve", str(number)), CURVE_PX, label=name, figure=curve_figure(name, tables, values["smooth"]))
-        for number, name in enumerate(names[:MAX_CURVES])
-    ]  # fmt: skip
-    return [shown([legend(run_colours(tables))]), plots(*drawn)]
+    figures = {name: files.curve_figure(name, tables, values["smooth"]) for name in names[:MAX_CURVES]}
+    drawn = [graph(PAGE.id("curve", str(number)), files.CURVE_PX, label=name, figure=figure)
+             for number, (name, figure) in enumerate(figures.items())]  # fmt: skip
+    return [shown([legend(files.run_colours(tables))]), plots(*drawn)]
 
 
 PAGE = Page("routing", "Routing", body, register, CONTROLS)

@@ -37,15 +37,13 @@ def register(app: Dash) -> None:
 
 def _listed(root: Path, wanted: str) -> Component:
     runs = find_runs(root)
-    rows: list[dict[str, Any]] = [
-        {"run": one.name, "kind": one.kind.name, "what": one.words, "when": one.when} for one in runs
-    ]
+    cells = ((one.name, one.kind.name, one.words, one.when) for one in runs)
+    rows: list[dict[str, Any]] = [dict(zip(("run", "kind", "what", "when"), one, strict=True)) for one in cells]
     rows = [row for row in rows if wanted in " ".join(str(value) for value in row.values()).lower()]
     count = f"{len(rows)} run{'s' if len(rows) != 1 else ''} in {root}"
     if not rows:
-        return blocks.section(
-            count, html.P("Write one with gnomon simulate --out runs/NAME, or choose another folder: gnomon ui --runs.")
-        )
+        hint = "Write one with gnomon simulate --out runs/NAME, or choose another folder: gnomon ui --runs."
+        return blocks.section(count, html.P(hint))
     for row in rows:
         row["run"] = link(row["run"], PAGE.link(run=row["run"]))
     return blocks.section(count, blocks.shown([Table(rows, left=("run", "kind", "what"))]))

@@ -48,16 +48,12 @@ CONTROLS = form(
 
 
 def _top() -> Component:
-    upload = dcc.Upload(
-        html.Button("Load a scenario or trace …", className="button", type="button"),
-        id=PAGE.id("upload"),
-        className="upload-box",
-        accept=".yaml,.yml,.json,.csv,.jsonl",
-    )
+    load = html.Button("Load a scenario or trace …", className="button", type="button")
+    kinds = ".yaml,.yml,.json,.csv,.jsonl"
+    upload = dcc.Upload(load, id=PAGE.id("upload"), className="upload-box", accept=kinds)
     limited = {"data-limit": uploads.MAX_BYTES, "data-message": PAGE.id("upload", "error")}
-    buttons = html.Div(
-        [html.Div(upload, **limited), blocks.button(PAGE.id("pin"), "Pin to compare")], className="buttons"
-    )
+    pin = blocks.button(PAGE.id("pin"), "Pin to compare")
+    buttons = html.Div([html.Div(upload, **limited), pin], className="buttons")
     message = html.Div(id=PAGE.id("upload", "error"), className="message", role="alert")
     return html.Div([PAGE.slot("headline", "headline"), html.Div([buttons, message])], className="page-top")
 
@@ -66,10 +62,8 @@ def body(state: dict[str, Any]) -> list[Component]:
     waiting = blocks.blank(words="Simulating …")
     latency = [blocks.graph(PAGE.id("plot", name), label=title, figure=waiting) for name, title in LATENCIES.items()]
     curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load")
-    over_time = [
-        blocks.graph(PAGE.id("plot", "queue"), label="Requests in the system", figure=waiting),
-        blocks.graph(PAGE.id("plot", "kv"), label="KV cache in use", figure=waiting),
-    ]
+    labels = {"queue": "Requests in the system", "kv": "KV cache in use"}
+    over_time = [blocks.graph(PAGE.id("plot", name), label=label, figure=waiting) for name, label in labels.items()]
     return [
         _top(),
         PAGE.slot("figures", "serve-figures"),
@@ -165,10 +159,8 @@ def _register_upload(app: Dash) -> None:
         except GnomonError as error:
             return {"values": values, "workloads": no_update, "message": str(error)}
         texts = {one.name: one for one in PAGE.controls}
-        values = {
-            key: value if value is no_update else texts[key].from_query(texts[key].to_query(value))
-            for key, value in values.items()
-        }
+        given = {key: value for key, value in values.items() if value is not no_update}
+        values |= {key: texts[key].from_query(texts[key].to_query(value)) for key, value in given.items()}
         return {"values": values, "workloads": select_options(_workloads()), "message": ""}
 
 

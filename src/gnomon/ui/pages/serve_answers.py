@@ -32,7 +32,6 @@ from gnomon.ui.uploads import read_scenario
 if TYPE_CHECKING:
     from gnomon.api.serving import Intervals, Summary
 
-
 MAX_PINS = 4
 _BETWEEN = ";"
 """Never part of a query, which spells it %3B."""
@@ -109,10 +108,8 @@ def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
     workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
     result = serving.simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
     drawn = result.drawings if is_drawn and not raw["pins"] else {}
-    return {
-        "plots": {name: drawn[name] for name in LATENCIES if name in drawn},
-        "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
-    }
+    plots = {name: drawn[name] for name in LATENCIES if name in drawn}
+    return {"plots": plots, "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS)}
 
 
 def latency_plots(page: Page, raw: Raw, scenario: Scenario) -> Line:
@@ -131,11 +128,8 @@ def _coloured(figure: Mapping[str, Any], colours: Sequence[str]) -> dict[str, An
     """Curves in colours that they keep; a single one stays as it is."""
     if len(colours) == 1:
         return dict(figure)
-    data = [
-        trace | {"line": trace["line"] | {"color": colour}}
-        for trace, colour in zip(figure["data"], colours, strict=True)
-    ]
-    return {**figure, "data": data}
+    pairs = zip(figure["data"], colours, strict=True)
+    return {**figure, "data": [trace | {"line": trace["line"] | {"color": colour}} for trace, colour in pairs]}
 
 
 def known_texts(scenario: Scenario) -> dict[str, str]:

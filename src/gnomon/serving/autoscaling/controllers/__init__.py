@@ -103,22 +103,11 @@ class ControllerSpec:
     """It sees two pools that share their replicas, the one that prefills first, and answers how many of all prefill."""
 
 
+_NAMES = ("fixed", "schedule", "target_utilization", "queue_driven", "slo_planner", "oracle", "arrow", "load_planner")
 CONTROLLERS: Registry[ControllerSpec] = Registry(
     "controller",
     ControllerSpec,
-    built_in={
-        name: f"gnomon.serving.autoscaling.controllers.{name}"
-        for name in (
-            "fixed",
-            "schedule",
-            "target_utilization",
-            "queue_driven",
-            "slo_planner",
-            "oracle",
-            "arrow",
-            "load_planner",
-        )
-    },
+    built_in={name: f"gnomon.serving.autoscaling.controllers.{name}" for name in _NAMES},
     where="fleet.controller.name",
 )
 
