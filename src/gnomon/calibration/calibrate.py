@@ -135,11 +135,8 @@ def with_facts(scenario: Scenario, logs: Sequence[Log]) -> Scenario:
     for log in logs:
         for name, own in (("model", scenario.model), ("device", scenario.device)):
             if name in given and log.facts.get(name, own) != own:
-                raise ConfigError(
-                    f"was recorded with the {name} {log.facts[name]}, the scenario has {own}.",
-                    where=log.name,
-                    fix="Give the scenario of that server, or its own logs.",
-                )
+                what = f"was recorded with the {name} {log.facts[name]}, the scenario has {own}."
+                raise ConfigError(what, where=log.name, fix="Give the scenario of that server, or its own logs.")
     return build(Scenario, filled_in(given, nested(logs[0].facts)))
 
 

@@ -79,11 +79,8 @@ def iterations_of(scenario: Scenario, log: Log) -> tuple[Kernels, Floats]:
 def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:
     """The GPU's part of every log's iterations, at full clock and factor one."""
     if len(scenario.all_pools()) > 1 or scenario.replica.pipeline_parallel > 1:
-        raise ConfigError(
-            "iterations of pipelines and of pools cannot be calibrated.",
-            where="scenario",
-            fix="Calibrate one replica without pipeline stages.",
-        )
+        what = "iterations of pipelines and of pools cannot be calibrated."
+        raise ConfigError(what, where="scenario", fix="Calibrate one replica without pipeline stages.")
     full, slow = (_tables(scenario, logs, clock) for clock in (1.0, LOW_CLOCK))
     found = {}
     for log in logs:
@@ -117,12 +114,11 @@ def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTable
     requests = _as_long(max(longest, 16.0), most_seqs, catalog.model(scenario.model))
     allowed, cap = pool.max_iteration_tokens(requests), pool.max_in_batch
     if most_tokens > allowed or most_seqs > cap:
-        raise ConfigError(
+        what = (
             f"the log has iterations of {most_tokens:,} tokens and {most_seqs:,} sequences; the scenario allows "
-            f"{allowed:,} and {cap:,}.",
-            where="batching",
-            fix="Set max_batch_tokens and max_sequences as the server had them.",
+            f"{allowed:,} and {cap:,}."
         )
+        raise ConfigError(what, where="batching", fix="Set max_batch_tokens and max_sequences as the server had them.")
     return bake(scenario.model, [pool], requests).tables
 
 

@@ -58,11 +58,8 @@ def counters(scrapes: Sequence[str], where: str) -> Counters:
     ttft, requests = mean(_TTFT), grown(f"{_TTFT}_count")
     running = [value[name] for value in values for name in _RUNNING if name in value]
     if ttft is None or tpot is None or not running:
-        raise DataError(
-            "has no times to the first token, no times per output token, or no number of running requests.",
-            where=where,
-            fix="Scrape /metrics of vLLM or SGLang (--enable-metrics) while it serves.",
-        )
+        what = "has no times to the first token, no times per output token, or no number of running requests."
+        raise DataError(what, where=where, fix="Scrape /metrics of vLLM or SGLang (--enable-metrics) while it serves.")
     busy = max(sum(running) / len(running), 1.0)
     prompt, output = grown("prompt_tokens_total") / requests, grown("generation_tokens_total") / requests
     if prompt < 1 or output < 1:
@@ -215,11 +212,9 @@ def _from_json(text: str, where: str) -> Part:
     if "metrics" in rows[0] and "metadata" in rows[0]:
         return request_files.from_aiperf(rows, where)
     if "load_summary" in rows[0] and "successes" in rows[0]:
-        raise DataError(
-            "is inference-perf's summary of a stage: it does not hold single requests.",
-            where=where,
-            fix="Give per_request_lifecycle_metrics.json (report.request_lifecycle.per_request: true in its config).",
-        )
+        what = "is inference-perf's summary of a stage: it does not hold single requests."
+        fix = "Give per_request_lifecycle_metrics.json (report.request_lifecycle.per_request: true in its config)."
+        raise DataError(what, where=where, fix=fix)
     if "info" in rows[0] and "start_time" in rows[0]:
         return request_files.from_inference_perf(rows, where)
     return _from_rows(rows, where)

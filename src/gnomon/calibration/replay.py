@@ -47,11 +47,8 @@ def matched(scenario: Scenario, log: Log, adjust: Adjust | None = None) -> Run:
     assert log.stamps is not None
     done = run(scenario, requests=log.stamps.requests, adjust=adjust)
     if len(done.cluster.requests) != len(log.stamps.requests) or (done.cluster.requests.status != FINISHED).any():
-        raise DataError(
-            "the simulated server cannot serve every recorded request.",
-            where=log.name,
-            fix="Check the scenario's KV blocks, batch cap and longest request.",
-        )
+        what = "the simulated server cannot serve every recorded request."
+        raise DataError(what, where=log.name, fix="Check the scenario's KV blocks, batch cap and longest request.")
     return done
 
 

@@ -66,11 +66,9 @@ def from_bench(data: Mapping[str, Any], where: str) -> Stamps:
         return stamps(rows, where)
     limit = data.get("max_concurrency")
     if not limit:
-        raise DataError(
-            "does not say when its requests were sent (start_times), nor a max_concurrency.",
-            where=where,
-            fix="Newer versions of the benchmark save start_times; or run it with --max-concurrency.",
-        )
+        what = "does not say when its requests were sent (start_times), nor a max_concurrency."
+        fix = "Newer versions of the benchmark save start_times; or run it with --max-concurrency."
+        raise DataError(what, where=where, fix=fix)
     return closed_loop(rows, int(limit), where)
 
 
@@ -104,12 +102,11 @@ def from_genai_perf(data: Mapping[str, Any], where: str) -> Stamps:
             times, usage = _streamed(request)
             prompt = request.get("input_token_count") or usage.get("prompt_tokens")
             if not prompt:
-                raise DataError(
-                    "does not say how long its prompts are.",
-                    where=where,
-                    fix='Run it with --extra-inputs \'{"stream_options": {"include_usage": true}}\', add '
-                    "input_token_count to each request, or use AIPerf's profile_export.jsonl.",
+                fix = (
+                    'Run it with --extra-inputs \'{"stream_options": {"include_usage": true}}\', add '
+                    "input_token_count to each request, or use AIPerf's profile_export.jsonl."
                 )
+                raise DataError("does not say how long its prompts are.", where=where, fix=fix)
             output = int(request.get("output_token_count") or usage.get("completion_tokens") or len(times))
             sent, first, last = (float(t) * 1e-9 for t in (request["timestamp"], times[0], times[-1]))
             found.append(Row(sent, first, last, int(prompt), output))

@@ -136,9 +136,8 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
     if len(pools) > 1:
         raise ConfigError("its replicas differ: each pool needs a command of its own.")
     if dtype not in engine.weight_formats:
-        raise ConfigError(
-            f"{dtype} weights are a checkpoint of their own, not a flag.", fix="Name that checkpoint as the model."
-        )
+        what = f"{dtype} weights are a checkpoint of their own, not a flag."
+        raise ConfigError(what, fix="Name that checkpoint as the model.")
     if has_adapters(scenario) and not engine.has_adapters:
         raise ConfigError(f"LoRA adapters are not written for {engine.name}.", fix="Simulate vllm_v1.")
     count, router = scenario.num_replicas, scenario.router.name

@@ -258,9 +258,8 @@ def written_load(tool: str, workload: WorkloadConfig) -> str:
         sides = [(float(size), 0.0, size, size) for size in (lengths.prompt, lengths.output)]
         workload = workload.model_copy(update={"lengths": Normal(prompt=sides[0], output=sides[1])})
     elif not isinstance(lengths, Normal):
-        raise ConfigError(
-            f"{tool} draws no {lengths.distribution} lengths.", where="workload.lengths", fix="Use normal."
-        )
+        what = f"{tool} draws no {lengths.distribution} lengths."
+        raise ConfigError(what, where="workload.lengths", fix="Use normal.")
     text = to_yaml(_WRITERS[tool](workload, workload.arrivals, workload.lengths))
     back = build(WorkloadConfig, READERS[tool](text, "what is written").values["workload"])
     lost = [name for name in WorkloadConfig.model_fields if getattr(back, name) != getattr(workload, name)]

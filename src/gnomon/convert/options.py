@@ -167,9 +167,8 @@ def _after_entry(words: list[str], known: OptionMap) -> list[str]:
             return list(takewhile(lambda one: not _SHELL.fullmatch(one), words[at + 1 :]))
     if words and _is_option(words[0]):
         return words
-    raise ConfigError(
-        "the command does not start the tool.", where="the command", fix=f"Expected one of: {', '.join(known.entries)}."
-    )
+    what = "the command does not start the tool."
+    raise ConfigError(what, where="the command", fix=f"Expected one of: {', '.join(known.entries)}.")
 
 
 def _is_option(word: str) -> bool:

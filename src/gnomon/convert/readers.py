@@ -61,9 +61,8 @@ def trtllm_speculative(value: Any) -> dict[str, Any]:
 def speculative(value: Any) -> dict[str, Any]:
     """vLLM's `--speculative-config`: how many tokens are drafted, and by what."""
     if not isinstance(value, dict) or "num_speculative_tokens" not in value:
-        raise ConfigError(
-            "--speculative-config needs num_speculative_tokens.", where="the command", fix="Give it as JSON."
-        )
+        what = "--speculative-config needs num_speculative_tokens."
+        raise ConfigError(what, where="the command", fix="Give it as JSON.")
     drafts = drafter(str(value.get("method", "")), value.get("model"))
     return {"num_tokens": value["num_speculative_tokens"], **drafts}
 

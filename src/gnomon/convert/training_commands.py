@@ -105,9 +105,8 @@ def read_megatron(
             try:
                 values |= WORDS[name](value)
             except KeyError:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} {value} is not known here.", where="the command"
-                ) from None
+                what = f"--{name.replace('_', '-')} {value} is not known here."
+                raise ConfigError(what, where="the command") from None
         elif name not in (*SHAPE, *STAGES):
             without[name] = "nothing that a step's time depends on, or not known here"
     if "pipeline_model_parallel_layout" in given:
@@ -157,7 +156,6 @@ def _model(given: dict[str, Any]) -> str:
     found = [name for name, one in models if all(getattr(one, key) == size for key, size in shape.items())]
     if not found:
         told = ", ".join(f"{name} {size}" for name, size in shape.items())
-        raise ConfigError(
-            f"no built-in model has {told}.", where="the command", fix="Give --model NAME or a config.json."
-        )
+        what = f"no built-in model has {told}."
+        raise ConfigError(what, where="the command", fix="Give --model NAME or a config.json.")
     return found[0]

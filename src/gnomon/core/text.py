@@ -228,9 +228,8 @@ class _Loader(yaml.SafeLoader):
         if depth > MAX_DEPTH:
             raise _RefusedError("nested too deep", event.start_mark, _DEPTH_FIX)
         if self._values > MAX_NODES:
-            raise _RefusedError(
-                f"more than {MAX_NODES:,} values", event.start_mark, "Aliases count as what they stand for."
-            )
+            what = f"more than {MAX_NODES:,} values"
+            raise _RefusedError(what, event.start_mark, "Aliases count as what they stand for.")
 
     def construct_yaml_int(self, node: Any) -> int:
         text = self.construct_scalar(node)

@@ -309,11 +309,8 @@ def check_host(host: str, token: str | None) -> None:
     except ValueError:
         is_loopback = False
     if not is_loopback and not token:
-        raise ConfigError(
-            f"{host} can be reached from other machines.",
-            where="--host",
-            fix="Give a token with --token or $GNOMON_SERVE_TOKEN, or stay with 127.0.0.1.",
-        )
+        fix = "Give a token with --token or $GNOMON_SERVE_TOKEN, or stay with 127.0.0.1."
+        raise ConfigError(f"{host} can be reached from other machines.", where="--host", fix=fix)
 
 
 def open_sockets(host: str, port: int, count: int) -> list[socket.socket]:
@@ -329,9 +326,8 @@ def open_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as error:
         for one in opened:
             one.close()
-        raise ConfigError(
-            f"port {port + len(opened) - 1} of {host} cannot be opened: {error.strerror}.", where="--port"
-        ) from None
+        what = f"port {port + len(opened) - 1} of {host} cannot be opened: {error.strerror}."
+        raise ConfigError(what, where="--port") from None
     return opened
 
 

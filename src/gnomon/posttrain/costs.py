@@ -318,12 +318,11 @@ def check_actor_memory(config: Posttrain, num_gpus: int) -> None:
     memory = memory_of(train_config(config, config.actor, num_gpus, recompute_of(config, num_gpus)).check())
     if memory.fits:
         return
-    raise DoesNotFitError(
+    what = (
         f"the actor needs {memory.reserved_bytes / GB:.1f} GB on each GPU ({memory.words}),"
-        f" {(memory.reserved_bytes - memory.device_bytes) / GB:.1f} GB more than a {config.device} has.",
-        where="actor.tensor_parallel",
-        fix=_what_fits(config, num_gpus),
+        f" {(memory.reserved_bytes - memory.device_bytes) / GB:.1f} GB more than a {config.device} has."
     )
+    raise DoesNotFitError(what, where="actor.tensor_parallel", fix=_what_fits(config, num_gpus))
 
 
 def _what_fits(config: Posttrain, num_gpus: int) -> str:

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,11 @@ from gnomon.jit import bound
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import filled_up
 from gnomon.routing.ensemble import Ensemble, copy_lane, opinions, roll_out
-from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters
+from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters, kinds_of_traffic, spread
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import FEATURES, MEMORY_PER_REPLICA, SCHEMA_HASH
 from gnomon.serving.run.compilation import engine_of
 from gnomon.serving.scenario.config import QUEUE_DEPTH, RouterConfig
-
-if TYPE_CHECKING:
-    from gnomon.routing.environment import VectorClusters
 
 
 def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:
@@ -187,8 +184,6 @@ def check_names(config: RouteConfig) -> None:
 
 def collect(order: Collection) -> Demos:
     """Let the driver act, and label every decision."""
-    from gnomon.routing.environment import VectorClusters, kinds_of_traffic, spread
-
     config, demos = order.config, order.config.demos
     kinds = kinds_of_traffic(config, demos.steps_per_driver)
     count = spread(config, demos.num_environments, len(kinds))[order.kind]

@@ -83,8 +83,6 @@ class VectorClusters:
         self.lives = np.zeros(num_envs, np.int64)
         self._seed = seed
 
-    # What a learner calls.
-
     def reset(self, seed: int | None = None) -> tuple[Floats, Bools]:
         """Start all environments anew; with the same seed, in exactly the same way."""
         self._seed = self._seed if seed is None else seed
@@ -107,12 +105,8 @@ class VectorClusters:
         reward = self._rewards(before)
         done = self.many.pending >= self._done_at
         observation, mask = self.observation, self.mask
-        info = {
-            "backlog": self.many.accounts[:, ensemble.BACKLOG].copy(),
-            "imbalance": self.many.accounts[:, ensemble.IMBALANCE].copy(),
-            "final_observation": observation,
-            "final_mask": mask,
-        }
+        backlog, imbalance = (self.many.accounts[:, i].copy() for i in (ensemble.BACKLOG, ensemble.IMBALANCE))
+        info = {"backlog": backlog, "imbalance": imbalance, "final_observation": observation, "final_mask": mask}
         if done.any():
             for env in np.flatnonzero(done):
                 self._episodes[env] += 1
@@ -135,15 +129,11 @@ class VectorClusters:
         """[environment]: equal for environments that share cluster and traffic."""
         return np.arange(self.num_envs) // self.group
 
-    # Rewards.
-
     def _rewards(self, before: Floats) -> Floats:
         weights, accounts = self.reward, self.many.accounts
         if weights.mode == "integral":
-            seconds = (
-                weights.latency_weight * accounts[:, ensemble.IN_SYSTEM_S]
-                + weights.ttft_weight * accounts[:, ensemble.UNANSWERED_S]
-            )
+            in_system_s, unanswered_s = accounts[:, ensemble.IN_SYSTEM_S], accounts[:, ensemble.UNANSWERED_S]
+            seconds = weights.latency_weight * in_system_s + weights.ttft_weight * unanswered_s
             tail = weights.tail_weight * accounts[:, ensemble.WAITED_SQUARED] / self._unit_s**2
             return -seconds / self._unit_s - tail - weights.slo_weight * accounts[:, ensemble.MISSED]
         replicas = self.many.num_replicas
@@ -152,8 +142,6 @@ class VectorClusters:
         shaped = {"instant": instant, "delta": delta, "hybrid": (instant + delta) / 2}[weights.mode]
         spread = weights.balance_penalty * accounts[:, ensemble.IMBALANCE]
         return shaped + weights.throughput_weight * accounts[:, ensemble.ENDED] - spread
-
-    # Episodes.
 
     def _begin(self, env: int) -> None:
         """Draw the environment's next episode and bring it to its first decision."""
@@ -257,9 +245,8 @@ class SeveralClusters:
 
 def kinds_of_traffic(config: RouteConfig, num_decisions: int) -> list[Traffic | DomainConfig]:
     """One for every scenario; the domain where there is none, or beside them."""
-    found: list[Traffic | DomainConfig] = [
-        ScenarioTraffic(find_scenario(name), num_decisions) for name in config.scenarios
-    ]
+    found: list[Traffic | DomainConfig] = []
+    found += [ScenarioTraffic(find_scenario(name), num_decisions) for name in config.scenarios]
     return [*found, config.domain] if not found or config.domain_share else found
 
 

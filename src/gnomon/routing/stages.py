@@ -285,13 +285,8 @@ def _same_run(config: RouteConfig, recorded: str, checkpoint: Path) -> None:
         one.pop("online", None)
         for name in ("updates", "checkpoint_every", "keep"):
             one["train"].pop(name)
-    differing = [
-        f"{part}.{k}"
-        for part in ours
-        if isinstance(ours[part], dict)
-        for k in ours[part]
-        if ours[part][k] != theirs[part].get(k)
-    ]
+    sections = {part: own for part, own in ours.items() if isinstance(own, dict)}
+    differing = [f"{part}.{k}" for part, own in sections.items() for k in own if own[k] != theirs[part].get(k)]
     differing += [part for part in ours if not isinstance(ours[part], dict) and ours[part] != theirs.get(part)]
     if differing:
         fix = "Use the same configuration, or start over with --resume never."

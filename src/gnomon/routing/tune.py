@@ -145,9 +145,8 @@ class _Costs:
 def _measure(trial: _Trial) -> tuple[float, float]:
     scenario = _scenario(trial.scenario, trial.source)
     requests = _requests(trial.scenario, trial.source, trial.count, trial.seed)
-    row = one_row(
-        trial.scenario, scenario.model_copy(update={"seed": trial.seed, "router": trial.router}), "tuned", requests
-    )
+    scenario = scenario.model_copy(update={"seed": trial.seed, "router": trial.router})
+    row = one_row(trial.scenario, scenario, "tuned", requests)
     return row.e2e_mean_s, row.ttft_p99_s
 
 

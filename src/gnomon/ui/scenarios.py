@@ -42,10 +42,8 @@ def kv_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def kv_values(scenario: Scenario) -> dict[str, Any]:
     """The controls that come nearest to a scenario's pools and tiers."""
-    tiers = scenario.kv_tiers
-    values: dict[str, Any] = {
-        f"{name}_gb": one.size_gb if (one := getattr(tiers, name)) is not None else None for name in LINKS
-    }
+    tiers = {name: getattr(scenario.kv_tiers, name) for name in LINKS}
+    values: dict[str, Any] = {f"{name}_gb": None if one is None else one.size_gb for name, one in tiers.items()}
     values |= {"prefill": 0, "prefill_tp": None, "decider": "always", "decode_router": "least_outstanding"}
     pools = scenario.all_pools()
     if [pool.role for pool in pools] == ["prefill", "decode"]:
@@ -138,20 +136,15 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
         values[name] = None if flat[key] is None else float(f"{flat[key] * unit:.12g}")
     preset = flat.get("workload.preset")
     is_file = preset is not None and preset not in preset_names()
-    values["workload"] = (
-        OTHER if is_file else preset or uploads.name_of(flat.get("workload.trace.file")) or OTHER
-    )  # fmt: skip
+    named = preset or uploads.name_of(flat.get("workload.trace.file"))
+    values["workload"] = OTHER if is_file or not named else named
     near = values | kv_values(scenario)
     values |= {name: near[name] for name in near if name not in values} | {"prefill": 0}
     if dict(_leaves(_as_far_as_said(near).model_dump(mode="json")))["pools"] == flat["pools"]:
         values = near
     usual = dict(_leaves(_as_far_as_said(values).model_dump(mode="json")))
-    said = {
-        *KEYS.values(),
-        "engine.name",
-        *(key for key, _ in LIMITS.values()),
-        *(() if is_file else ("workload.preset",)),
-    }
+    said = {*KEYS.values(), "engine.name", *(key for key, _ in LIMITS.values())}
+    said |= set() if is_file else {"workload.preset"}
     further = {key: value for key, value in flat.items() if key not in said and value != usual.get(key)}
     further |= _arrivals_of_trace(flat)
     values["scenario"] = yaml.safe_dump(further, default_flow_style=True, width=10**6).strip() if further else ""

@@ -60,10 +60,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # Somebody else's.
-        return True
+    except (OSError, OverflowError) as error:  # Others than this one: it is somebody else's.
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

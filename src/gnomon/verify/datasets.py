@@ -66,9 +66,8 @@ def fetch(
     for number, path in enumerate(wanted):
         content = _read((base or dataset.base).rstrip("/") + "/" + path, dataset)
         if hashlib.sha256(content).hexdigest() != dataset.files[path]:
-            raise DataError(
-                "the file is not the one that Gnomon's figures were made with.", where=path, fix=dataset.how
-            )
+            what = "the file is not the one that Gnomon's figures were made with."
+            raise DataError(what, where=path, fix=dataset.how)
         target = folder / dataset.into / path
         with written_whole(target) as temporary:
             temporary.write_bytes(content)
@@ -86,9 +85,8 @@ def _read(address: str, dataset: Dataset) -> bytes:
         reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else getattr(error, "reason", error)
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        raise DataError(
-            f"{address} cannot be fetched: {reason}.", where=dataset.source, fix=f"Without a network: {dataset.how}"
-        ) from None
+        what = f"{address} cannot be fetched: {reason}."
+        raise DataError(what, where=dataset.source, fix=f"Without a network: {dataset.how}") from None
     if len(content) > MOST_BYTES:
         raise DataError("the file is far larger than it should be.", where=address)
     return content

@@ -66,11 +66,8 @@ def verify(path: str | Path) -> list[Check]:
         return list(_runs(data, path))
     if isinstance(data, dict) and any(_is_table(value) for value in data.values()):
         return list(_tables(data, path))
-    raise DataError(
-        "this is neither a list of runs nor bubble tables.",
-        where=str(path),
-        fix="Give a run list (JSON), a sweep CSV, bubble tables (JSON) or a schedule (CSV).",
-    )
+    fix = "Give a run list (JSON), a sweep CSV, bubble tables (JSON) or a schedule (CSV)."
+    raise DataError("this is neither a list of runs nor bubble tables.", where=str(path), fix=fix)
 
 
 def is_sweep_config(path: str | Path) -> bool:

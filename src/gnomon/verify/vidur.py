@@ -119,9 +119,8 @@ def scenario_of(recorded: RecordedRun) -> Scenario:
     setup, scheduler = recorded.setup, recorded.setup["scheduler"]
     router = setup["router"]
     if router not in _ROUTERS:
-        raise DataError(
-            f"unknown router {router!r}.", where=str(recorded.folder / "run.json"), fix=f"Known: {', '.join(_ROUTERS)}."
-        )
+        what = f"unknown router {router!r}."
+        raise DataError(what, where=str(recorded.folder / "run.json"), fix=f"Known: {', '.join(_ROUTERS)}.")
     batching = {
         "policy": scheduler["name"],
         "max_sequences": scheduler["batch_size_cap"],

@@ -239,11 +239,8 @@ def compare(
     simulated = run(scenario_of(recording, model, profiles, chosen), requests=recording.requests)
     requests = simulated.cluster.requests
     if len(requests) != len(recording.requests) or not (requests.status == FINISHED).all():
-        raise DataError(
-            "the simulated server cannot serve every recorded request.",
-            where=str(recording.folder),
-            fix="Check num_gpu_blocks and max_model_len in meta.json.",
-        )
+        what = "the simulated server cannot serve every recorded request."
+        raise DataError(what, where=str(recording.folder), fix="Check num_gpu_blocks and max_model_len in meta.json.")
     return Comparison(recording, chosen, simulated, errors_of(recording, simulated, tolerances))
 
 
@@ -258,11 +255,8 @@ def device_of(recording: Recording, model: Model, profiles: str | Path, device: 
     candidates = profiled_devices(Path(profiles), model)
     if len(candidates) == 1:
         return candidates[0]
-    raise ConfigError(
-        "does not say on which GPU the server ran.",
-        where=str(recording.folder),
-        fix=f"Give --device, one of those profiled for {model.name}: {', '.join(candidates) or 'none'}.",
-    )
+    fix = f"Give --device, one of those profiled for {model.name}: {', '.join(candidates) or 'none'}."
+    raise ConfigError("does not say on which GPU the server ran.", where=str(recording.folder), fix=fix)
 
 
 def scenario_of(recording: Recording, model: Model, profiles: str | Path, device: str) -> Scenario:

@@ -96,9 +96,8 @@ def _measuring(what: str, summary: str) -> None:
             else:
                 verdict = measured_by_many(what, wanted.split(num_gpus), out, device, ray)
         except RuntimeError as error:
-            raise GnomonError(
-                str(error), fix="Run it on a machine with an NVIDIA GPU and a CUDA build of PyTorch."
-            ) from None
+            fix = "Run it on a machine with an NVIDIA GPU and a CUDA build of PyTorch."
+            raise GnomonError(str(error), fix=fix) from None
         print_rows(
             verdict["files"], as_json=as_json, title=f"{out}: held-out error {verdict['held_out']['median']:.1%}"
         )

@@ -31,9 +31,8 @@ def readable(path: Path, fix: str) -> Iterator[None]:
         raise DataError(f"there is no column or key {error}.", where=str(path), fix=fix) from None
     except (OSError, ValueError, TypeError, EOFError, zlib.error, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(
-            f"cannot be read: {reason}.", where=getattr(error, "filename", None) or str(path), fix=fix
-        ) from None
+        what = f"cannot be read: {reason}."
+        raise DataError(what, where=getattr(error, "filename", None) or str(path), fix=fix) from None
 
 
 def as_words(given: dict[str, Any]) -> list[str]:
@@ -57,9 +56,8 @@ def degrees_of(text: str, where: str = "--tensor-parallel") -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise ConfigError(
-            f"cannot read {text[:100]!r}.", where=where, fix="Give whole numbers from 1 on, e.g. 1,2,4,8."
-        )
+        what = f"cannot read {text[:100]!r}."
+        raise ConfigError(what, where=where, fix="Give whole numbers from 1 on, e.g. 1,2,4,8.")
     return numbers
 
 
@@ -92,9 +90,8 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
                     case Experts():
                         found["moe"][key[1:]] = None
     if len(head_dims) > 1:
-        raise ConfigError(
-            f"models with head dimensions {sorted(head_dims)} in one bundle.", fix="Profile them one by one."
-        )
+        what = f"models with head dimensions {sorted(head_dims)} in one bundle."
+        raise ConfigError(what, fix="Profile them one by one.")
     names = [catalog.model(name).name for name in models]
     kinds: dict[str, Any] = {kind: list(shapes) for kind, shapes in found.items()}
     return Shapes(dtype=dtype, head_dim=head_dims.pop(), models=names, tensor_parallel=degrees, **kinds)

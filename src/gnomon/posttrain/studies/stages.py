@@ -81,12 +81,11 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
         efficiencies = {name: getattr(config, name).efficiency * ratio for name, ratio in ratios.items()}
         for name, efficiency in efficiencies.items():
             if not MIN_EFFICIENCY <= efficiency <= MAX_EFFICIENCY:
-                raise ConfigError(
+                what = (
                     f"{targets[name]:.3g} s are measured and {getattr(simulated, name):.3g} s simulated: an efficiency "
-                    f"of {efficiency:.3g} explains nothing.",
-                    where=f"--{name}-s",
-                    fix="Give seconds of one step.",
+                    f"of {efficiency:.3g} explains nothing."
                 )
+                raise ConfigError(what, where=f"--{name}-s", fix="Give seconds of one step.")
         config = with_efficiencies(config, **efficiencies)
         simulated = colocated_costs(config)
     return Calibrated(config, simulated)

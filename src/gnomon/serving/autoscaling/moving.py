@@ -50,9 +50,8 @@ class Mover:
 
     def _hosts(self, pool: int) -> tuple[Host, ...]:
         cluster, is_up = self.traffic.cluster, self.replicas.state == UP
-        there = [
-            (r, bool(is_up[i])) for i in self.replicas.of(pool, UP, DRAINING) for r in self.replicas.members[i].ranks
-        ]
+        members, alive = self.replicas.members, self.replicas.of(pool, UP, DRAINING)
+        there = [(r, bool(is_up[i])) for i in alive for r in members[i].ranks]
         states = cluster.replicas[[r for r, _ in there]]
         waits = np.where(states.num_waiting > 0, cluster.requests.prefill_tokens[states.first_waiting], 0)
         running = states.num_holding + states.num_coming

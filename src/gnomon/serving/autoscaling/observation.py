@@ -51,10 +51,8 @@ class Observer:
 
     def __post_init__(self) -> None:
         members = self.replicas.members
-        self.ranks = [
-            np.array([r for one in members if one.pool == number for r in one.ranks], np.int64)
-            for number in range(len(self.pools))
-        ]
+        ranks = [[r for one in members if one.pool == number for r in one.ranks] for number in range(len(self.pools))]
+        self.ranks = [np.array(one, np.int64) for one in ranks]
         """[pool]: its ranks."""
 
     def view(self, number: int, now_s: float, ended: Ints) -> View:

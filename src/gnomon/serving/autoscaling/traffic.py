@@ -59,9 +59,12 @@ class Traffic:
     def goes_on(self) -> bool:
         """Whether there are requests to come, some that have not ended, or KV that is kept for some."""
         book, replicas = self.env.calendar.book[0], self.cluster.replicas
-        if book.num_sent < book.end_open or self.num_parked:
-            return True
-        if replicas.num_outstanding.any() or replicas.num_held.any():
+        if (
+            book.num_sent < book.end_open
+            or self.num_parked
+            or replicas.num_outstanding.any()
+            or replicas.num_held.any()
+        ):
             return True
         return not IS_ENDED[self.cluster.requests.status].all()
 

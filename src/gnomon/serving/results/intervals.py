@@ -58,11 +58,8 @@ Intervals = dict[str, Interval]
 
 def figures_of(summary: Summary) -> dict[str, float]:
     """The figures that one looks at first."""
-    found: dict[str, float | None] = {
-        f"latency.{name}.{statistic}": getattr(getattr(summary.latency, name), statistic)
-        for name in LATENCIES
-        for statistic in STATISTICS
-    }
+    spreads = {name: getattr(summary.latency, name) for name in LATENCIES}
+    found = {f"latency.{name}.{one}": getattr(spreads[name], one) for name in LATENCIES for one in STATISTICS}
     found["throughput.requests_per_s"] = summary.throughput.requests_per_s
     found["throughput.output_tokens_per_s"] = summary.throughput.output_tokens_per_s
     found["cost.per_million_output_tokens"] = summary.cost.per_million_output_tokens

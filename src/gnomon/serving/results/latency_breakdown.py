@@ -81,21 +81,18 @@ class Accounts:
         if metric == "e2e":
             return self.e2e_ns / 1e9
         tokens = self.requests.output_tokens - 1
-        return np.divide(
-            (self.e2e_ns - self.ttft_ns) / 1e9, tokens, out=np.full(self.ids.size, np.nan), where=tokens > 0
-        )
+        none = np.full(self.ids.size, np.nan)
+        return np.divide((self.e2e_ns - self.ttft_ns) / 1e9, tokens, out=none, where=tokens > 0)
 
     def parts_s(self, metric: Metric) -> Floats:
         """[row, part]: seconds of each part in a latency; they add up to it (in nanoseconds exactly, for E2E and
         TTFT)."""
-        match metric:
-            case "e2e":
-                return self.parts_ns.sum(axis=1) / 1e9
-            case "ttft":
-                return self.parts_ns[:, breakdown.BEFORE] / 1e9
-            case "tpot":
-                tokens = np.maximum(self.requests.output_tokens - 1, 1)
-                return self.parts_ns[:, breakdown.AFTER] / (1e9 * tokens[:, None])
+        if metric == "e2e":
+            return self.parts_ns.sum(axis=1) / 1e9
+        if metric == "ttft":
+            return self.parts_ns[:, breakdown.BEFORE] / 1e9
+        tokens = np.maximum(self.requests.output_tokens - 1, 1)
+        return self.parts_ns[:, breakdown.AFTER] / (1e9 * tokens[:, None])
 
     def row(self, request_id: int) -> int:
         """The row of a request; an error where it has none."""

@@ -160,9 +160,8 @@ def check_summary(summary: Summary) -> None:
     counts, use, slo = summary.requests, summary.utilization, summary.slo
     ended = sum(getattr(counts, name) for name in _ENDS)
     assert ended == counts.offered, f"{ended} requests of {counts.offered}"
-    shares = [
-        (name, getattr(one, name)) for one in (use, *(r.utilization for r in summary.replicas)) for name in _SHARES
-    ]
+    uses = (use, *(r.utilization for r in summary.replicas))
+    shares = [(name, getattr(one, name)) for one in uses for name in _SHARES]
     shares += [("prefix_hit_rate", summary.prefix_hit_rate)]
     shares += [(name, getattr(slo, name)) for name in _ATTAINMENTS] if slo else []
     for name, share in shares:

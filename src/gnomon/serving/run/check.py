@@ -80,11 +80,10 @@ def _run(lengths: tuple[int, int] = (200, 60), rate: float = 20.0, count: int = 
 
 def _serves_all(once: Callable[..., Run]) -> str:
     """Whether every request got its answer, although each fits."""
-    done = once()
-    rejected = int(np.count_nonzero(done.cluster.requests.status == REJECTED))
-    if not rejected:
-        return ""
-    return f"{rejected} of {done.cluster.requests.size} requests were left waiting on an empty replica, until rejected."
+    status = once().cluster.requests.status
+    rejected = int(np.count_nonzero(status == REJECTED))
+    told = f"{rejected} of {status.size} requests were left waiting on an empty replica, until rejected."
+    return told if rejected else ""
 
 
 def _does_not_break(once: Callable[..., Run]) -> str:
@@ -95,8 +94,7 @@ def _does_not_break(once: Callable[..., Run]) -> str:
 def _says_the_same_twice(once: Callable[..., Run], **how: Any) -> str:
     """Whether a second run, perhaps run in another way, has the same times."""
     first, second = once(), once(**how)
-    same = np.array_equal(first.cluster.requests.finished_s, second.cluster.requests.finished_s)
-    if same:
+    if np.array_equal(first.cluster.requests.finished_s, second.cluster.requests.finished_s):
         return ""
     if how:
         return "decodes that step together come at other times than one by one: do not set state.steppable."
@@ -108,17 +106,15 @@ def _policy_tests(name: str) -> dict[str, Callable[[], str]]:
         return {"batching": {"policy": name, **settings}}
 
     small: dict[str, Any] = {"num_kv_blocks": 40, "max_request_tokens": 300}
+    tiny: dict[str, Any] = {"num_kv_blocks": 30}
+    chunked = own(max_batch_tokens=512)
     tests = {
         "a light load": lambda: _serves_all(_run(rate=5.0, **own())),
         "one request at a time": lambda: _serves_all(_run(rate=50.0, **own(max_sequences=1))),
         "a queue longer than the batch cap": lambda: _serves_all(_run(rate=2000.0, **own(max_sequences=8))),
-        "prompts longer than the token budget": lambda: _serves_all(
-            _run((3000, 20), count=20, **own(max_batch_tokens=512))
-        ),
+        "prompts longer than the token budget": lambda: _serves_all(_run((3000, 20), count=20, **chunked)),
         "little memory": lambda: _does_not_break(_run(rate=2000.0, replica=small, **own())),
-        "requests larger than all memory": lambda: _does_not_break(
-            _run((900, 900), count=20, replica={"num_kv_blocks": 30}, **own())
-        ),
+        "requests larger than all memory": lambda: _does_not_break(_run((900, 900), count=20, replica=tiny, **own())),
         "the same twice": lambda: _says_the_same_twice(_run(rate=200.0, **own())),
         "decodes one by one": lambda: _says_the_same_twice(_run(rate=200.0, **own()), keep_members=_ALL_MEMBERS),
     }

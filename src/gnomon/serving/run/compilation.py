@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -67,8 +67,6 @@ _ROUTER_ENTRY = """
 def enter_{name}(fleet, request_id):
     return 1 + (call({lend}(fleet), request_id) | 0)
 """
-
-
 _ADMISSION_ENTRY = """
 def enter_{name}(fleet, request_id):
     return 2 if call({lend}(fleet), request_id) else 1
@@ -77,33 +75,25 @@ def enter_{name}(fleet, request_id):
 
 @cache
 def _policy_entry(policy: BatchingPolicy) -> Any:
-    entry = _entry(policy, _POLICY_ENTRY, ENABLED)
-    if not ENABLED:
-        return entry
-    with _explained(policy):
-        return compiled(_policy_signature())(entry)
+    return _called(policy, _POLICY_ENTRY, ENABLED, _policy_signature)
 
 
 @cache
 def _router_entry(route: Router, is_compiled: bool) -> Any:
-    entry = _entry(route, _ROUTER_ENTRY, ENABLED and is_compiled)
-    if not ENABLED or not is_compiled:
-        return entry
-    from numba import int64
-
-    with _explained(route):
-        return compiled(int64(borrowed_type(_example()), int64))(entry)
+    return _called(route, _ROUTER_ENTRY, ENABLED and is_compiled, _choice_signature)
 
 
 @cache
 def _admission_entry(admit: Admit) -> Any:
-    entry = _entry(admit, _ADMISSION_ENTRY, ENABLED)
-    if not ENABLED:
-        return entry
-    from numba import int64
+    return _called(admit, _ADMISSION_ENTRY, ENABLED, _choice_signature)
 
-    with _explained(admit):
-        return compiled(int64(borrowed_type(_example()), int64))(entry)
+
+def _called(function: Any, source: str, is_compiled: bool, signature: Callable[[], Any]) -> Any:
+    entry = _entry(function, source, is_compiled)
+    if not is_compiled:
+        return entry
+    with _explained(function):
+        return compiled(signature())(entry)
 
 
 def _entry(function: Any, source: str, is_compiled: bool) -> Any:
@@ -186,6 +176,12 @@ def _proceed_signature() -> Any:
     cluster, tables, log = (borrowed_type(one) for one in (example.cluster, example.tables, new_log(64, 64)))
     policies = types.UniTuple(types.FunctionType(_policy_signature()), MAX_POLICIES)
     return types.void(cluster, tables, policies, log, int64, float64, float64)
+
+
+def _choice_signature() -> Any:
+    from numba import int64
+
+    return int64(borrowed_type(_example()), int64)
 
 
 @cache

@@ -46,8 +46,5 @@ def _meets(server: Server, condition: str) -> bool:
     try:
         return bool(evaluate(ast.parse(condition, mode="eval").body, field))
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
-        raise ConfigError(
-            f"cannot read the condition {condition!r}.",
-            where="--rows",
-            fix="""Compare fields and join with and, or, not: --rows 'engine == "vllm" and "Llama" in model'.""",
-        ) from None
+        fix = """Compare fields and join with and, or, not: --rows 'engine == "vllm" and "Llama" in model'."""
+        raise ConfigError(f"cannot read the condition {condition!r}.", where="--rows", fix=fix) from None
