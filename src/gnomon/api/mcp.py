@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from gnomon.api.serving import Simulation, simulate
+from gnomon.api.serving import Simulation, policy_names, router_names, simulate
 from gnomon.core.errors import ConfigError, GnomonError
 
 if TYPE_CHECKING:
@@ -109,7 +109,6 @@ def search_deployment(
 def list_catalog() -> dict[str, list[str]]:
     """Models, GPUs, batching policies and routers that are built in."""
     from gnomon import catalog
-    from gnomon.api.serving import policy_names, router_names
 
     return {"models": list(catalog.model_names()), "gpus": list(catalog.device_names()), "policies": policy_names(),
             "routers": router_names()}  # fmt: skip

@@ -13,7 +13,7 @@ from gnomon.api.result import Progress, Result, TableResult, read
 from gnomon.core.config import save
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
-from gnomon.posttrain.policies import COMPARED, POLICIES
+from gnomon.posttrain.policies import COMPARED, POLICIES, make_policy
 from gnomon.posttrain.scenario.config import Posttrain
 
 if TYPE_CHECKING:
@@ -205,7 +205,6 @@ def decide(
     """Feed recorded snapshots (JSON lines) to a policy, without the simulator."""
     from gnomon.core.user_files import load_user_file
     from gnomon.posttrain.live.replay import replay
-    from gnomon.posttrain.policies import make_policy
 
     if file:
         load_user_file(file)

@@ -15,7 +15,7 @@ from gnomon.routing import demos, stages
 from gnomon.routing import tune as tuning
 from gnomon.routing.compare import TEACHER, Contender, RouteComparison, Verdict, compare, contenders, judge
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
-from gnomon.routing.stages import Folder, Watcher, clone_teacher, collect_demos, train
+from gnomon.routing.stages import Folder, Watcher, clone_teacher, collect_demos, train, use_torch
 from gnomon.routing.suite_goals import SuiteVerdict
 from gnomon.routing.suite_goals import judge as judge_suite
 from gnomon.routing.tune import TuneConfig, Tuned, as_scenario
@@ -168,8 +168,6 @@ def train_online(config: RouteConfig, folder: Folder, watch: Watcher | None = No
 
 def newest_checkpoint(folder: Folder, warn: Callable[[str], None] = lambda text: None) -> tuple[Path, int] | None:
     """The newest checkpoint of the folder that can be read, and its update."""
-    from gnomon.routing.stages import use_torch
-
     if not folder.checkpoints.is_dir():
         return None
     use_torch()

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Progress, Result, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
-from gnomon.report.blocks import Table, View
+from gnomon.report.blocks import Block, Table, View
 from gnomon.search.config import UNITS, BenchConfig, SearchConfig
 
 if TYPE_CHECKING:
-    from gnomon.report.blocks import Block
     from gnomon.search.evaluate import Record
     from gnomon.search.matrix import Matrix
     from gnomon.search.study import Found

@@ -12,7 +12,7 @@ from pydantic import PositiveInt, model_validator
 
 from gnomon.api.result import Result, read
 from gnomon.api.serving import ScenarioLike, scenario
-from gnomon.core.config import Config
+from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError
 from gnomon.workload.lengths import SamplingConfig
 
@@ -87,7 +87,6 @@ def time(given: Iteration | Mapping[str, Any] | str | Path | None = None, **over
     gnomon.time(model="llama-3-70b", device="h100", tensor_parallel=8).summary["auto"].seconds
     """
     from gnomon import catalog
-    from gnomon.core.config import build
     from gnomon.timing import Batch, Context, Timer, TimingConfig
 
     asked = read(Iteration, given, overrides)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Progress, Result, TableResult
 from gnomon.core.files import write_text
-from gnomon.report.blocks import View
+from gnomon.report.blocks import Table, View
 
 if TYPE_CHECKING:
     from gnomon.verify.findings import Findings
@@ -87,7 +87,6 @@ def silicon_scenario(server: str) -> dict[str, Any]:
 
 def list_data(folder: str | Path) -> TableResult:
     """The data sets that checks are held against, and which of them lie in `folder`."""
-    from gnomon.report.blocks import Table
     from gnomon.verify.datasets import datasets, missing
 
     known = datasets()
