@@ -178,6 +178,15 @@ def test_a_slow_host_takes_longer_for_its_own_work_and_launching() -> None:
     assert host_pace(tables(), 3, 7.0) == 1.0
 
 
+def test_a_slow_host_copies_more_slowly_but_the_gpu_samples_as_fast() -> None:
+    """Launching 2 s and copying 0.1 s for each of two sequences, at half the pace 4.4 s; sampling 0.01 s for each."""
+    host_s = np.stack([HostConfig(launch_s=2.0).array(3)] * 2)
+    host_s[:, :, 10:] = 0.1, 0.01
+    one, batch = tables(host_s=host_s), shape(decodes=2, mean=1.0)
+    assert host_times(one, 0, batch, 2.0) == (0.0, pytest.approx(4.42))
+    assert host_times(one, 0, batch) == (0.0, pytest.approx(2.22))
+
+
 def test_the_share_of_slow_time_is_that_asked_for() -> None:
     paces = HostConfig(slow_share=0.25, slow_factor=1.5, slow_spell_s=2.0).paces(3)
     assert set(paces.tolist()) == {1.0, 1.5}
