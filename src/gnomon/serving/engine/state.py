@@ -85,6 +85,7 @@ REQUEST = np.dtype(
         ("draw", np.int32),  # state of the request's own random sequence (speculative decoding)
         ("session", np.int32),
         ("adapter", np.int32),  # the LoRA adapter that it runs with, or NONE
+        ("next_answered", np.int32),  # among those whose first token the last batch gave
         ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
         ("prefix_count", np.int32),
         # Of a request that prefills in one replica and decodes in another.
@@ -99,7 +100,6 @@ REQUEST = np.dtype(
         ("loaded_s", np.float64),  # KV from another tier is all there
         # The front end.
         ("front_s", np.float64),  # in the front end, before it arrives here
-        ("next_answered", np.int32),  # among those whose first token the last batch gave
         ("first_reply_s", np.float64),  # from its first token, and its last, to the client
         ("last_reply_s", np.float64),
     ],
