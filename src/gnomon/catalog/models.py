@@ -14,8 +14,6 @@ from gnomon.core.errors import ConfigError
 class Model(ModelShape):
     """One decoder-only transformer: its shape, number formats, parameters and bytes."""
 
-    # Number formats
-
     def precision(self, dtype: str = "auto") -> Quantization:
         """The number formats that `dtype` means for this model.
 
@@ -38,8 +36,6 @@ class Model(ModelShape):
     def kv_precision(self, kv_dtype: str = "auto", dtype: str = "auto") -> str:
         """The KV cache's number format; auto: what the checkpoint asks for, else bf16."""
         return (self.precision(dtype).kv_dtype or "bf16") if kv_dtype == "auto" else kv_dtype
-
-    # Parameters
 
     def num_layer_parameters(self, layer: int, *, active: bool = False) -> int:
         """Parameters of one layer; with `active`, only of the experts that one token passes."""
@@ -83,8 +79,6 @@ class Model(ModelShape):
         """A layer that predicts a later token, with what joins a token's embedding and its hidden state before it."""
         join = Weights("other", 2 * self.hidden_size**2 + 3 * self.num_norm_parameters, 1)
         return [join, *layer_weights(self, self._drafting_attention, "experts" if self.is_moe else "dense")]
-
-    # Bytes
 
     @property
     def window_tokens(self) -> int:

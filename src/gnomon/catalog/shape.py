@@ -103,8 +103,6 @@ class ModelShape(Config):
             raise ValueError("compressed layers and their shape are given together")
         return self
 
-    # Layers
-
     def attention_kind(self, layer: int) -> AttentionKind:
         """What kind of attention a layer has."""
         return self.attention_layers[layer % len(self.attention_layers)]
@@ -134,8 +132,6 @@ class ModelShape(Config):
         if self.mla:
             return "latent"
         return "window" if self.sliding else "grouped"
-
-    # Shapes
 
     @property
     def is_moe(self) -> bool:

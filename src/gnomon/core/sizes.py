@@ -54,8 +54,6 @@ Seeds = Annotated[int, Ge(1), AtMost(100_000, "each is a run of its own, and int
 Steps = Annotated[int, Ge(1), AtMost(10_000_000, "a run of so many steps would take weeks")]
 
 
-# Memory
-
 MEMORY_VARIABLE = "GNOMON_MEMORY_GIB"
 _SMALL = 256 * units.MIB
 """Bytes for which it is not worth asking how many are free."""
@@ -103,8 +101,6 @@ def _container_limit() -> float:
             continue
     return float("inf")
 
-
-# Time
 
 PATIENCE_S = 86_400.0
 """Who starts more than a day of work should have said so."""

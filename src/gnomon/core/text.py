@@ -47,8 +47,6 @@ def read_text(path: str | Path, *, most: int = MAX_BYTES) -> str:
         raise DataError(f"cannot be read: not UTF-8 at byte {error.start:,}.", where=str(path)) from None
 
 
-# Tables
-
 MAX_COLUMNS = 1000
 """A table of requests or measurements has a few dozen; with millions each takes kilobytes, whatever it holds."""
 _HEADER_BYTES = 2**18
@@ -63,9 +61,6 @@ def check_width(table: Path | bytes, where: str) -> None:
             header = file.readline(_HEADER_BYTES)
     if header.count(b",") >= MAX_COLUMNS or len(header) == _HEADER_BYTES:
         raise DataError(f"has more than {MAX_COLUMNS:,} columns.", where=where, fix="Keep those that are needed.")
-
-
-# JSON
 
 
 def parse_json(text: str, where: str | None = None, *, lenient: bool = False) -> Any:
@@ -130,9 +125,6 @@ def _check_depth(data: Any, where: str | None) -> None:
         depth += 1
         if depth > MAX_DEPTH:
             raise DataError("nested too deep.", where=where, fix=_DEPTH_FIX)
-
-
-# YAML
 
 
 def own_yaml(path: Any) -> Any:

@@ -47,8 +47,6 @@ class Clusters(Protocol):
 
 
 # Schedules: functions of the number of gradient steps, so that resuming needs nothing else.
-
-
 def kl_weight(config: TrainConfig, gradient_steps: int) -> float:
     """The leash: falls from its first to its last value, and holds that."""
     done = min(1.0, gradient_steps / config.kl_decay_steps)

@@ -23,8 +23,6 @@ class Exchange:
         self.config, self.model, self.node = config, config.shape, config.where
         self.hidden = self.model.hidden_size * ACTIVATION_BYTES
 
-    # Groups
-
     @property
     def tensor(self) -> Group:
         return Group(range(self.config.tensor_parallel))
@@ -45,8 +43,6 @@ class Exchange:
 
     def seconds(self, collective: Collective, num_bytes: float, group: Group) -> float:
         return float(collective_s(collective, np.array([num_bytes]), group, self.node)[0])
-
-    # Inside a layer
 
     def add_tensor(self, made: Pass, has_mlp: bool) -> None:
         """All-gathers before and reduce-scatters after both halves of a layer.
@@ -117,8 +113,6 @@ class Exchange:
             far = each * _distinct(at.num_nodes, m.experts_per_token) * (1 - 1 / at.num_nodes)
             seconds = max(seconds, at.between.latency_s + far / at.between.bandwidth_bytes_s)
         return seconds
-
-    # Between stages and copies
 
     def handover_s(self) -> tuple[float, float]:
         """Latency of a micro-batch's activations to the next stage, and seconds that they keep a link busy."""

@@ -98,9 +98,6 @@ def fastest(asked: TrainConfig, workers: Map) -> TrainStep:
     return min(_timed(fitting, 1, workers, with_front=False), key=lambda step: step.step_s)
 
 
-# What there is to try
-
-
 def candidates(asked: TrainConfig) -> Iterator[TrainConfig]:
     """Every layout of these GPUs that divides them and the batch, with what was given kept."""
     model, gpus = asked.shape, asked.gpus
@@ -147,9 +144,6 @@ def _chunks(one: TrainConfig) -> list[int]:
     most = -(-layers // p)
     even = [v for v in range(1, most + 1) if layers % (p * v) == 0 or (layers + 2) % (p * v) == 0]
     return sorted({*even, *_powers(most)})
-
-
-# What fits, and how fast it is
 
 
 def _fitting(
@@ -235,9 +229,6 @@ def _nothing_fits(asked: TrainConfig, layouts: list[TrainConfig]) -> GnomonError
         f" needs {least.reserved_bytes / GB:.1f} GB of {least.device_bytes / GB:.1f} GB on a GPU.",
         fix="Use more GPUs, GPUs with more memory, shorter sequences, or LoRA (--lora-rank 16).",
     )
-
-
-# A whole run
 
 
 @dataclass(frozen=True)

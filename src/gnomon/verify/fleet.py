@@ -89,9 +89,6 @@ def _run(setup: dict[str, Any], requests: Requests | None = None, **more: Any) -
     return run(build(Scenario, plain | setup), requests=requests, **more)
 
 
-# Cold start.
-
-
 def cold_start() -> list[Effect]:
     """Kimi K2 (1.03 T parameters in FP8) with the default parts of a cold start. Their bandwidth of 2 GB/s is what the
     published 495 s come to for 1 TB, so only the model's size is tried here."""
@@ -102,8 +99,6 @@ def cold_start() -> list[Effect]:
         _effect("cold start", "seconds for weights", 495.0, [parts["weights"]]),
     ]
 
-
-# Elastic expert parallelism.
 
 RANKS = 32
 TOKENS_S_BY_LOST = {1: 5552.0, 2: 5432.0, 4: 5265.0, 8: 4480.0, 16: 2825.0}
@@ -161,8 +156,6 @@ def elastic_experts() -> list[Effect]:
     ]  # fmt: skip
 
 
-# Fair and aware of prefixes.
-
 CLIENTS, DOCUMENTS, QUESTIONS = 8, 2, 24
 DOCUMENT_TOKENS = 8000
 CACHED = (3, 5, 9)
@@ -203,8 +196,6 @@ def dlpm_over_vtc() -> list[Effect]:
     }
     return [_effect("DLPM over VTC", "throughput, times", 2.87, gains, told, nothing=1.0)]
 
-
-# Forecast against reactive scaling.
 
 SCALES_OUT, SCALES_IN = 0.5, 0.3
 """Shares of the KV memory. The first is the largest of 0.7, 0.6 and 0.5 with which 99 % of the requests, the planner's
@@ -247,8 +238,6 @@ def forecast_saving() -> list[Effect]:
     rule = {"tolerance": None, "holds": holds}
     return [_effect("forecast scaling", "GPU hours saved, share", 0.25, [saved], hours | {"met": met}, **rule)]
 
-
-# Requests that move while they decode.
 
 SKEWS = {128: 2.0, 256: 1.5, 512: 1.15}
 """Of the published power laws, by their mean in tokens."""
@@ -297,8 +286,6 @@ def migration() -> list[Effect]:
         _effect("migration", first, 7.7, [most], tolerance=None, nothing=1.0),
     ]
 
-
-# Prompts that share prefixes, over several replicas.
 
 SHARED_TOKENS, OWN_TOKENS, SHARERS = 21_360, 2_114, 18
 """Of a question about a document: 23,474 tokens, 91 % of them shared, with 18 questions a document."""

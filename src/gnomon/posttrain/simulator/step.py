@@ -73,8 +73,6 @@ class Step(StepState):
         settled = max(self.now, self.allocation.owners.settled_s)
         return min(self.actor_end_s, settled + self.config.transitions.check_interval_s)
 
-    # From generation to training.
-
     def _submit(self) -> None:
         """Queue the prompts for the instances; sequences that came complete need none."""
         if not self.allocation.instances:
@@ -191,8 +189,6 @@ class Step(StepState):
             found.append([self.max_age - later, left - max(0, must)])
         return found
 
-    # Moments at which the policy is asked.
-
     def _end_minibatch(self) -> None:
         self.now = self.actor_free_s = max(self.now, self.actor_end_s)
         self.actor_end_s = math.inf
@@ -266,8 +262,6 @@ class Step(StepState):
             fix = f"Submit once, at the point 'start', {self.needed} to {len(self.prompts.age)} of them."
             raise PolicyError(what, fix=fix)
         self.submitted, self.max_age, self.balance = action.groups, action.max_age, action.balance
-
-    # The end.
 
     def _close(self) -> StepRecord:
         """Close the books: the step lasts until the actor is back where it started."""

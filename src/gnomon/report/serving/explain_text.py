@@ -22,9 +22,6 @@ def _s(seconds: float) -> str:
     return units.seconds(seconds)
 
 
-# The slow ones together.
-
-
 def slow_sentences(accounts: Accounts, slow: Slow) -> list[str]:
     """What a person would say first."""
     who = f"The slowest {100 - slow.percentile:g} %" if slow.percentile is not None else "Those that miss the target"
@@ -193,9 +190,6 @@ def missed_sentences(accounts: Accounts) -> list[str]:
         because = f"what they take more than typical ones: {', '.join(causes) or 'nothing that stands out'}"
         told.append((share, f"{share:.1%} of the requests miss {metric.upper()} ≤ {_s(target)}; {because}."))
     return [text for _, text in sorted(told, key=lambda one: -one[0])]
-
-
-# One request.
 
 
 def request_sentences(accounts: Accounts, request_id: int) -> list[str]:

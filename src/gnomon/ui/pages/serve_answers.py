@@ -208,8 +208,6 @@ def loaded(name: str, content: str, columns: str = "") -> dict[str, Any]:
 
 
 # What surrounds the plots, as HTML: sixty components take the browser longer than a plot, at every move of a slider.
-
-
 def texts(result: Simulation, intervals: Intervals | None) -> dict[str, str]:
     """The HTML of every place on the page, by the place's name."""
     lede = f"{words.workload_words(result.scenario)}; {words.policy_words(result.scenario)}."
