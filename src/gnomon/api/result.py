@@ -67,8 +67,7 @@ class Result:
     def shown(self) -> View:
         """How it is shown."""
         module, _, name = self.view.partition(":")
-        made: View = getattr(import_module(f"gnomon.report.{module}"), name or "view")(self)
-        return made
+        return getattr(import_module(f"gnomon.report.{module}"), name or "view")(self)
 
     @property
     def summary(self) -> Any:

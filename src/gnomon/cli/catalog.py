@@ -14,8 +14,7 @@ command = NearGroup("catalog", help=about("catalog"))
 
 
 def _plain(one: Any) -> Row:
-    found: Row = one.model_dump(mode="json")
-    return found
+    return one.model_dump(mode="json")
 
 
 def _device(d: catalog.Device) -> Row:

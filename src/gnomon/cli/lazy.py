@@ -49,8 +49,7 @@ class LazyGroup(NearGroup):
         if cmd_name not in self.table:
             return None
         module, _, name = self.places.get(cmd_name, cmd_name).partition(":")
-        command: click.Command = getattr(import_module(f"{self.package}.{module}"), name or "command")
-        return command
+        return getattr(import_module(f"{self.package}.{module}"), name or "command")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

@@ -265,8 +265,7 @@ def told(text: str) -> str:
 
 @cache
 def _verbs() -> dict[str, dict[str, Any]]:
-    known: dict[str, dict[str, Any]] = own_yaml(files("gnomon.cli") / "verbs.yaml")
-    return known
+    return own_yaml(files("gnomon.cli") / "verbs.yaml")
 
 
 def _listed(leaf: Field, value: str | None) -> str | None:

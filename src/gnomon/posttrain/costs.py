@@ -114,8 +114,7 @@ class Costs:
 
     def logprob_each_s(self, tokens: Ints) -> list[float]:
         """Log-probabilities of each of these sequences alone on one copy."""
-        each: list[float] = (self._forward.each_s(tokens, 1, 0) / self.config.inference.efficiency).tolist()
-        return each
+        return (self._forward.each_s(tokens, 1, 0) / self.config.inference.efficiency).tolist()
 
     def train_s(self, tokens: Ints) -> float:
         """A copy of the actor over these sequences: its forward passes, and training (of a critic, too)."""

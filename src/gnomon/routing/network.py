@@ -89,8 +89,7 @@ class Critic(nn.Module):  # type: ignore[misc]
     def forward(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Expected return from here, in scaled rewards."""
         h = torch.relu(self.phi1(torch.relu(self.phi0(self.normalizer(rows)))))
-        value: Tensor = self.value1(torch.relu(self.value0(pooled(h, mask)))).squeeze(-1)
-        return value
+        return self.value1(torch.relu(self.value0(pooled(h, mask)))).squeeze(-1)
 
 
 def pooled(h: Tensor, mask: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 
 @cache
 def _file() -> dict[str, Any]:
-    found: dict[str, Any] = own_yaml(resources.files("gnomon.routing") / "suite.yaml")
-    return found
+    return own_yaml(resources.files("gnomon.routing") / "suite.yaml")
 
 
 @cache

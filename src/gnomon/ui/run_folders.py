@@ -78,8 +78,7 @@ HEAD_BYTES = 2**16
 
 def runs_folder() -> Path:
     """Where this server keeps and finds run directories."""
-    root: Path = current_app.config["GNOMON_RUNS"]
-    return root
+    return current_app.config["GNOMON_RUNS"]
 
 
 def find_runs(root: Path) -> list[RunFolder]:

@@ -107,5 +107,4 @@ def _kept(kind: str, scenario: Scenario, find: Callable[[], Value]) -> Value:
     """What was found for this deployment before, whatever the load; else what `find` finds."""
     workload = scenario.workload.model_copy(update={"rate": None})
     key = kind + scenario.model_copy(update={"workload": workload}).model_dump_json()
-    found: Value = _known.found(key, find)
-    return found
+    return _known.found(key, find)

@@ -18,8 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def callback(app: Dash, *arguments: Any, **named: Any) -> Callable[[F], F]:
     """`@callback(app, output=..., inputs=...)`: the function answers when an input changes."""
-    decorate: Callable[[F], F] = app.callback(*arguments, **named)
-    return decorate
+    return app.callback(*arguments, **named)
 
 
 State = dict[str, Any]

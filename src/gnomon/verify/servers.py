@@ -259,8 +259,7 @@ def figures(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def recorded() -> dict[str, float]:
-    found: dict[str, float] = DATA["held out"]
-    return found
+    return DATA["held out"]
 
 
 def score(

@@ -265,8 +265,7 @@ class Figure:
 @cache
 def recorded() -> dict[str, dict[str, float]]:
     """Figures by name, with the number of rows behind them."""
-    known: dict[str, dict[str, float]] = own_yaml(DATA / "training.yaml")
-    return known
+    return own_yaml(DATA / "training.yaml")
 
 
 def figures(scored: Sequence[Scored]) -> list[Figure]:

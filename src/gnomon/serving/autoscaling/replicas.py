@@ -49,8 +49,7 @@ class Replicas:
         """The replicas of a pool that are in one of these states."""
         is_one = np.zeros(len(STATES), bool)
         is_one[list(states)] = True
-        found: list[int] = np.flatnonzero((self.pool == pool) & is_one[self.state]).tolist()
-        return found
+        return np.flatnonzero((self.pool == pool) & is_one[self.state]).tolist()
 
     def taking_requests(self) -> Ints:
         """The ranks that a router may choose: those of replicas that are up, or whose death nobody has noticed."""

@@ -60,8 +60,7 @@ class Outcome:
 
     def figure(self, metric: str, statistic: str) -> float | None:
         """A latency in seconds, e.g. e2e's p99."""
-        value: float | None = getattr(getattr(self.summary.latency, f"{metric}_s"), statistic)
-        return value
+        return getattr(getattr(self.summary.latency, f"{metric}_s"), statistic)
 
 
 def changed(scenario: Scenario, pools: list[Pool], change: Change) -> Scenario | None:

@@ -129,8 +129,7 @@ def accounts(run: Run) -> Accounts:
 
 
 def _nanoseconds(seconds: Any) -> Ints:
-    whole: Ints = np.floor(np.asarray(seconds) * 1e9 + 0.5).astype(np.int64)
-    return whole
+    return np.floor(np.asarray(seconds) * 1e9 + 0.5).astype(np.int64)
 
 
 def _settle_negative(parts: Ints) -> None:

@@ -68,5 +68,4 @@ def _curve(name: str, num_tokens: int) -> list[float]:
 
 @cache
 def _curves() -> dict[str, Any]:
-    curves: dict[str, Any] = own_yaml(files("gnomon.serving.scenario") / "data" / "acceptance.yaml")
-    return curves
+    return own_yaml(files("gnomon.serving.scenario") / "data" / "acceptance.yaml")

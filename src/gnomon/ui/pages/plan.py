@@ -222,8 +222,7 @@ def _found(folder: str, job: str | None) -> Search | None:
         return opened(folder)
     if not job:
         return None
-    found: Search = jobs.result(job)
-    return found
+    return jobs.result(job)
 
 
 PAGE = Page("plan", "Plan", body, register, CONTROLS, without_effect=without_effect)
