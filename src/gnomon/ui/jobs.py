@@ -128,7 +128,6 @@ def _signal(process: Any, number: int) -> None:
 
 
 def _listen(job: _Job, receiving: Connection) -> None:
-    """Take the job's messages until it ends."""
     try:
         while True:
             kind, *content = receiving.recv()

@@ -133,7 +133,6 @@ class Page:
 
 
 def _group(page: Page, name: str, members: list[Control], state: State) -> Component:
-    """Controls under a heading, if they have one."""
     hidden = page.without_effect(state)
     boxes = [_labelled(page, one, state[one.name], is_hidden=one.name in hidden) for one in members]
     controls = html.Div(boxes, className="controls")

@@ -140,7 +140,6 @@ def _cut_off(run: Run, end_s: float) -> Floats:
 
 
 def _in_flight(run: Run, r: Any) -> Ints:
-    """Where the batches under way of replica `r` stand."""
     state = run.cluster.replicas[r]
     return (state.oldest + np.arange(state.num_in_flight)) % run.cluster.flights.shape[1]
 

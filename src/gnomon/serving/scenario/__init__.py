@@ -221,7 +221,6 @@ def _with_client_sampling(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drafting(replica: dict[str, Any]) -> Drafting | None:
-    """What drafts tokens in a replica."""
     if not (given := _keys(SpeculativeConfig, replica.get("speculative"))):
         return None
     return "model" if given.get("draft_model") else "head" if given.get("draft_layers") else "free"
@@ -262,7 +261,6 @@ def _unusual(data: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differing(given: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
-    """What is given and not as usual."""
     changed = {key: value for key, value in given.items() if value != usual.get(key)}
     sections = [key for key, value in changed.items() if value and isinstance(value, dict)]
     inner = {key: _differing(given[key], usual[key]) for key in sections if isinstance(usual.get(key), dict)}

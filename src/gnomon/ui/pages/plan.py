@@ -220,9 +220,7 @@ def _open_in_serve(app: Dash, name: str) -> None:
 def _found(folder: str, job: str | None) -> Search | None:
     if folder:
         return opened(folder)
-    if not job:
-        return None
-    return jobs.result(job)
+    return jobs.result(job) if job else None
 
 
 PAGE = Page("plan", "Plan", body, register, CONTROLS, without_effect=without_effect)
