@@ -115,6 +115,9 @@ def test_the_matrix_of_workloads(cli: CommandLine, tmp_path: Path) -> None:
     assert [one["share_of_best"] for one in own] == [1.0, 1.0]
     assert (out / "llama-2-7b--reading" / "report.html").exists()
     assert cli("search", str(file), "--out", str(out), "--jobs", "1").stdout == shown
+    told: list[tuple[int, int]] = []
+    gnomon.search(file, folder=out, jobs=1, on_progress=lambda *done: told.append(done))
+    assert told == sorted(told) and told[-1][0] == told[-1][1] > 0
 
 
 def test_bench_is_reproducible(cli: CommandLine, tmp_path: Path) -> None:
