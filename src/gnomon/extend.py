@@ -43,8 +43,7 @@ from gnomon.serving.policies import batching_policy
 from gnomon.serving.routers import router
 from gnomon.timing.sources import timing_source
 
-inner = inlined
-"""The name of `inlined` in the release before."""
+inner = inlined  # The name of `inlined` in the release before.
 
 __all__ = [
     "NONE", "Fleet", "GnomonError", "Replica", "View", "admission", "batching_policy", "blocks_for", "blocks_missing",

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from gnomon.pipeline.step import StepConfig, StepRecord
     from gnomon.pipeline.sweeps import Sweep, SweepConfig, SweepTable
 
-Priority = float | str
-"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
-TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
-"""What shares the links of a training step."""
+Priority = float | str  # A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'.
+TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")  # What shares the links of a training step.
 
 
 def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> PipelineStep:

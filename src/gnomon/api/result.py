@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Rows = Sequence[Mapping[str, Any]]
-Drawing = dict[str, Any]
-"""A plotly figure as a plain dictionary."""
+Drawing = dict[str, Any]  # A plotly figure as a plain dictionary.
 Progress = Callable[[int, int], None]
 """`on_progress(done, total)`: called now and then while a question is being answered."""
 

@@ -27,10 +27,8 @@ __all__ = [
     "finished_search", "search",
 ]  # fmt: skip
 
-OBJECTIVES: dict[str, str] = {str(name): unit for name, unit in UNITS.items()}
-"""What can be best, and its unit."""
-TOP = 15
-"""Rows of the ranking that are printed."""
+OBJECTIVES: dict[str, str] = {str(name): unit for name, unit in UNITS.items()}  # What can be best, and its unit.
+TOP = 15  # Rows of the ranking that are printed.
 
 
 def search(

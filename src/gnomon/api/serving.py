@@ -40,8 +40,7 @@ __all__ = [
 policy_names, router_names, decider_names = POLICIES.names, ROUTERS.names, DECIDERS.names
 """Of what is known, built in or registered."""
 
-_MOST_TO_REPEAT = 50_000
-"""Requests of a run that is simulated again for the section of its report that says why."""
+_MOST_TO_REPEAT = 50_000  # Requests of a run that is simulated again for the section of its report that says why.
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
 

@@ -91,10 +91,8 @@ def _at(steps: Steps, trace: Floats) -> Floats:
     return trace[np.minimum((steps.at_s / WINDOW_S).astype(int), len(trace) - 1)]
 
 
-LEAST_ERROR = 0.01
-"""Standard deviation of what stays, at least: no server repeats itself exactly."""
-CANNOT = 0.1
-"""Beyond this error on loads left out, latencies are said not to tell enough."""
+LEAST_ERROR = 0.01  # Standard deviation of what stays, at least: no server repeats itself exactly.
+CANNOT = 0.1  # Beyond this error on loads left out, latencies are said not to tell enough.
 Progress = Callable[[int, int], None]
 
 

@@ -16,10 +16,8 @@ from gnomon.timing.host import WINDOW_S
 
 LEAST_FACTOR, LEAST_GAP = 1.2, 3.0
 """Two states are seen where the slow one takes so many times as long, and so many standard deviations of the other."""
-SLOW_ROUND = 1.1
-"""A round is slow where its host takes so many times as long as that of the median round."""
-FEW = 4
-"""Logs, below which quarters of logs are compared."""
+SLOW_ROUND = 1.1  # A round is slow where its host takes so many times as long as that of the median round.
+FEW = 4  # Logs, below which quarters of logs are compared.
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from gnomon.core.text import own_yaml
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
-SIZES = (1, 8, 32, 128, 512)
-"""Edges of the classes of batch sizes."""
+SIZES = (1, 8, 32, 128, 512)  # Edges of the classes of batch sizes.
 
 
 @dataclass(frozen=True)
@@ -161,10 +160,8 @@ def _front_end_cause(told: Figures, steps: list[Difference]) -> list[Cause]:
     return [_cause("front_end", -share, recorded=1e3 * recorded, simulated=1e3 * simulated)]
 
 
-NOTICED = 0.02
-"""Differences of a mean below this share are left alone."""
-OFTEN = 0.05
-"""A limit is seen where so many iterations meet it."""
+NOTICED = 0.02  # Differences of a mean below this share are left alone.
+OFTEN = 0.05  # A limit is seen where so many iterations meet it.
 
 
 @dataclass(frozen=True)

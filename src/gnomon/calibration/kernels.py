@@ -19,8 +19,7 @@ from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.workload import Requests, generate
 
 LOW_CLOCK = 0.5
-CHOOSING = 11
-"""Column of the host's times: choosing the token of one sequence."""
+CHOOSING = 11  # Column of the host's times: choosing the token of one sequence.
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,9 @@ from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import Constant
 
 Named = tuple[dict[str, Constant], tuple[str, ...], Floats, list[str]]
-LEAST_S, LEAST_SHARE = 1e-6, 0.005
-"""Half of an interval is at least this: clocks and formats are not finer."""
-TOO_FAR = 3.0
-"""Means that are so many times further off than chance explains: no reply time is identified then."""
-ALIKE = 0.98
-"""Correlation beyond which two constants are known by their sum only."""
+LEAST_S, LEAST_SHARE = 1e-6, 0.005  # Half of an interval is at least this: clocks and formats are not finer.
+TOO_FAR = 3.0  # Means that are so many times further off than chance explains: no reply time is identified then.
+ALIKE = 0.98  # Correlation beyond which two constants are known by their sum only.
 
 
 NOTES: dict[str, str] = own_yaml(files("gnomon.calibration") / "notes.yaml")

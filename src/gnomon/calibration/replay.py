@@ -93,8 +93,7 @@ def statistic(values: Floats, percent: float | None) -> float:
 
 
 SEEDS, DRAWS = 4, 8
-QUANTILE = 1.86
-"""Of Student's t at 95 %, of as many draws."""
+QUANTILE = 1.86  # Of Student's t at 95 %, of as many draws.
 CHANCE = 0.005
 """By how much the host's time is moved from seed to seed, so that no scheduler's chance is taken for the truth."""
 
@@ -117,8 +116,7 @@ class Promised:
         return self.low <= self.recorded <= self.high
 
 
-Promises = dict[str, dict[str, Promised]]
-"""By metric and statistic."""
+Promises = dict[str, dict[str, Promised]]  # By metric and statistic.
 
 
 def promises(

@@ -22,13 +22,11 @@ from gnomon.workload import Requests
 from gnomon.workload.requests import first_wave
 
 PARTS = 10
-FLOOR = 0.004
-"""Relative error below which no mean is trusted: chance in who shares an iteration with whom."""
+FLOOR = 0.004  # Relative error below which no mean is trusted: chance in who shares an iteration with whom.
 STARTS = (0.0, 0.3, 0.6, 0.9)
 """Bounds of launching to start from, in times to the first token of the quickest requests."""
 LEAST = {"scale": 0.7}
-WORTH = 0.5
-"""A reply time must leave so much less of the sum of squares."""
+WORTH = 0.5  # A reply time must leave so much less of the sum of squares.
 
 
 @dataclass(frozen=True)

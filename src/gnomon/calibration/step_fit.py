@@ -21,30 +21,19 @@ from gnomon.core.arrays import Floats
 EXTRAS = {"launch": 0.025, "sequence": 0.01, "token": 0.01, "flat": 0.01}
 """What a phase may have beside its constant (`flat`: sequences beyond a number count less), and by what share of the
 absolute error it must foretell better what it was not fitted on."""
-APART = 1.15
-"""Kernels must differ by this factor for a bound of launching to be told from a constant."""
-WORTH = 0.01
-"""The same for a clock; of squared errors for a factor on kernels."""
-CLOCK_STEP = 0.05
-"""Clocks are tried from full speed down, as long as each foretells better than the one before."""
-PARTS = 5
-"""With fewer than three loads forms are chosen by parts of the batch sizes, each foretold from the others."""
-CLUSTERS = 6
-"""From so many logs on a log counts as one observation, else a part of one: neighbours err together."""
-BLOCKS = 12
-"""Parts of a log in time."""
-ENOUGH = 800
-"""Iterations of a phase of one log; more of them tell no more."""
-FEW = 20
-"""Iterations of a phase below which its constants are those of another."""
-LIKE = ((2, 1), (2, 0), (0, 1))
-"""For each phase, whose constants it takes then."""
+APART = 1.15  # Kernels must differ by this factor for a bound of launching to be told from a constant.
+WORTH = 0.01  # The same for a clock; of squared errors for a factor on kernels.
+CLOCK_STEP = 0.05  # Clocks are tried from full speed down, as long as each foretells better than the one before.
+PARTS = 5  # With fewer than three loads forms are chosen by parts of the batch sizes, each foretold from the others.
+CLUSTERS = 6  # From so many logs on a log counts as one observation, else a part of one: neighbours err together.
+BLOCKS = 12  # Parts of a log in time.
+ENOUGH = 800  # Iterations of a phase of one log; more of them tell no more.
+FEW = 20  # Iterations of a phase below which its constants are those of another.
+LIKE = ((2, 1), (2, 0), (0, 1))  # For each phase, whose constants it takes then.
 LIMITS = {"clock": (0.6, 1.0), "scale": (0.7, 1.5)}
 """What is possible: GPUs do not run far below the clock of the kernels' measurements for long, nor beyond it."""
-FAR = 2.0
-"""Medians of the absolute error, beyond which an iteration counts less."""
-KNEES = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
-"""Quantiles of the batch sizes at which sequences may begin to count less."""
+FAR = 2.0  # Medians of the absolute error, beyond which an iteration counts less.
+KNEES = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9)  # Quantiles of the batch sizes at which sequences may begin to count less.
 QUANTILE_90 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76, 1.75)
 """Of Student's t at 95 %, for 1, 2, ... degrees of freedom."""
 Form = tuple[str, ...]

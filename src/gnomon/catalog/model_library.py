@@ -36,10 +36,8 @@ class ModelEntry(Config):
 
 MODELS = Library("model", DATA / "models", ModelEntry)
 
-MAX_PATH = 1000
-"""Characters of the path of a folder: what is longer is no path."""
-MAX_NAME = 200
-"""Characters of a Hugging Face id."""
+MAX_PATH = 1000  # Characters of the path of a folder: what is longer is no path.
+MAX_NAME = 200  # Characters of a Hugging Face id.
 
 
 def model(name_or_path: str | Path) -> Model:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 GAP = "  "
-MIN_WORDS = 16
-"""Columns of words are not wrapped to less."""
+MIN_WORDS = 16  # Columns of words are not wrapped to less.
 UNLIMITED = 1 << 20
 NEW_LINE = "\n"
 

@@ -19,8 +19,7 @@ SHOW_AFTER_S = 0.4
 """What is done by then needs no bar; with half a second for starting up it is seen within a second of Enter."""
 SAY_EVERY_S, MOST_SELDOM_S = 10.0, 60.0
 """Seconds between two lines where no terminal shows a bar: at first, and at last."""
-WIDTH = 24
-"""Letters of a bar."""
+WIDTH = 24  # Letters of a bar.
 COMPILING = "Compiling the engine: once per version, about a minute on an idle machine."
 
 Report = Callable[..., None]

@@ -14,8 +14,7 @@ from gnomon.cli.progress import progress
 from gnomon.core.config import load
 from gnomon.core.files import write_text
 
-NOTHING_QUALIFIES = 1
-"""Exit code where no configuration meets the SLO."""
+NOTHING_QUALIFIES = 1  # Exit code where no configuration meets the SLO.
 file_argument = click.argument("file", required=False, type=click.Path(dir_okay=False))
 
 

@@ -88,11 +88,9 @@ def _at(section: Any, path: list[str]) -> Any:
 
 
 DYNAMO_FILE = "dynamo.yaml"
-IMAGE = "vllm-runtime:my-tag"
-"""Of Dynamo's workers: the tag that is deployed is not the simulator's to say."""
+IMAGE = "vllm-runtime:my-tag"  # Of Dynamo's workers: the tag that is deployed is not the simulator's to say.
 _WORKERS = {"prefill": "VllmPrefillWorker", "decode": "VllmDecodeWorker", "both": "VllmWorker"}
-FILE = "trtllm.yaml"
-"""Where the command for TensorRT-LLM writes what has no flag."""
+FILE = "trtllm.yaml"  # Where the command for TensorRT-LLM writes what has no flag.
 
 
 @dataclass(frozen=True)

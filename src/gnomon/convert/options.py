@@ -114,8 +114,7 @@ def option_map(tool: str) -> OptionMap:
     return build(OptionMap, own_yaml(DATA / f"{tool}.yaml"), where=f"{tool}.yaml")
 
 
-Given = list[tuple[str, str, Any]]
-"""(as written, name, value) of every option, in order."""
+Given = list[tuple[str, str, Any]]  # (as written, name, value) of every option, in order.
 
 _SHELL = re.compile(r"\d*>.*|[&*]>.*|<.*|[|&;]+")
 """Words with which a command ends and the shell's own business begins: `> server.log 2>&1 &`."""

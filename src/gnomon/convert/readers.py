@@ -112,8 +112,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 Values = dict[str, Any]
 
-MAX_PREFILL_TOKENS = 16384
-"""SGLang's own `max_prefill_tokens`."""
+MAX_PREFILL_TOKENS = 16384  # SGLang's own `max_prefill_tokens`.
 VIDUR_NODE = "a100_pairwise_nvlink"
 VIDUR_TRACES = {"splitwise_conv": "azure-conv", "splitwise_code": "azure-code", "arxiv_summarization": "arxiv-4k"}
 """Traces that Vidur ships, by how their names begin, and the presets made from their quantiles."""

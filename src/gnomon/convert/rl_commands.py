@@ -19,8 +19,7 @@ OPTIONS: dict[str, Any] = own_yaml(DATA / "rl.yaml")
 SAME, TOGETHER, DEFAULTS, RLINF = (OPTIONS[name] for name in ("verl", "together", "defaults", "rlinf"))
 PROMPTS_PER_SERVER = 16
 """Generated at once by each engine of the fully asynchronous trainer (max_concurrent_samples of its rollouter)."""
-MEAN_SHARE = 0.25
-"""Mean response over the longest, which no option says."""
+MEAN_SHARE = 0.25  # Mean response over the longest, which no option says.
 
 
 def read_verl(text: str, *, device: str = "h100", model: str | None = None) -> tuple[Posttrain, dict[str, str]]:

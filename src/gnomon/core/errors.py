@@ -7,11 +7,9 @@ The command line prints a `GnomonError` as one paragraph and exits with code 2. 
 import difflib
 from collections.abc import Iterable
 
-DISTRIBUTION = "gnomon-sim"
-"""What Gnomon is called where packages are installed from."""
+DISTRIBUTION = "gnomon-sim"  # What Gnomon is called where packages are installed from.
 
-MOST_LISTED = 40
-"""Names in an error: nobody reads more."""
+MOST_LISTED = 40  # Names in an error: nobody reads more.
 
 
 class GnomonError(Exception):

@@ -26,10 +26,8 @@ from gnomon.core.errors import GnomonError, MissingExtraError
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-WINDOW = 4
-"""Items under way per worker."""
-ATTEMPTS = 3
-"""How often an item is tried whose worker died (killed, out of memory)."""
+WINDOW = 4  # Items under way per worker.
+ATTEMPTS = 3  # How often an item is tried whose worker died (killed, out of memory).
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ class Outcome(Generic[Value]):
         return self.value  # type: ignore[return-value]
 
 
-Attempt = tuple[Any, str | None, str | None, bool]
-"""The fields of an outcome without its index."""
+Attempt = tuple[Any, str | None, str | None, bool]  # The fields of an outcome without its index.
 
 
 def default_jobs() -> int:
@@ -228,8 +225,7 @@ def _on_ray(
         raise
 
 
-ANSWER_S = 5.0
-"""How long a cluster may take to answer; Ray itself would try for minutes, or end the process."""
+ANSWER_S = 5.0  # How long a cluster may take to answer; Ray itself would try for minutes, or end the process.
 
 
 def _check_answers(address: str) -> None:

@@ -34,10 +34,8 @@ class AtMost:
         return value
 
 
-Count = Annotated[int, Ge(1), AtMost(2**31 - 1, "numbers are kept in 32 bits")]
-"""A number of things, at least one."""
-CountOrNone = Annotated[int, Ge(0), AtMost(2**31 - 1, "numbers are kept in 32 bits")]
-"""A number of things, 0 for none."""
+Count = Annotated[int, Ge(1), AtMost(2**31 - 1, "numbers are kept in 32 bits")]  # A number of things, at least one.
+CountOrNone = Annotated[int, Ge(0), AtMost(2**31 - 1, "numbers are kept in 32 bits")]  # A number of things, 0 for none.
 Seed = Annotated[int, Ge(0), AtMost(2**63 - 1, "seeds have 64 bits")]
 Tokens = Annotated[int, Ge(1), AtMost(2**30, "lengths are kept in 32 bits")]
 Requests = Annotated[int, Ge(1), AtMost(100_000_000, "each takes about 700 bytes and some microseconds")]
@@ -55,8 +53,7 @@ Steps = Annotated[int, Ge(1), AtMost(10_000_000, "a run of so many steps would t
 
 
 MEMORY_VARIABLE = "GNOMON_MEMORY_GIB"
-_SMALL = 256 * units.MIB
-"""Bytes for which it is not worth asking how many are free."""
+_SMALL = 256 * units.MIB  # Bytes for which it is not worth asking how many are free.
 
 
 def check_memory(num_bytes: float, what: str, *, where: str | None = None, fix: str = "") -> None:
@@ -102,8 +99,7 @@ def _container_limit() -> float:
     return float("inf")
 
 
-PATIENCE_S = 86_400.0
-"""Who starts more than a day of work should have said so."""
+PATIENCE_S = 86_400.0  # Who starts more than a day of work should have said so.
 
 
 def check_duration(count: float, seconds_each: float, what: str, *, fix: str, allowed: bool = False) -> None:

@@ -14,18 +14,12 @@ import yaml
 
 from gnomon.core.errors import DataError
 
-MAX_BYTES = 64 * 2**20
-"""Of a text that is read whole."""
-MAX_TABLE_BYTES = 2**30
-"""Of a text of many rows: a trace, a recording."""
-MAX_YAML = 2 * 2**20
-"""Characters of a YAML text: reading it takes some microseconds each."""
-MAX_DEPTH = 64
-"""Of lists and mappings within each other."""
-MAX_NODES = 100_000
-"""Values in a document, aliases counted as what they stand for."""
-MAX_NUMBER = 2**63
-"""Whole numbers stay below it, as in the arrays that take them."""
+MAX_BYTES = 64 * 2**20  # Of a text that is read whole.
+MAX_TABLE_BYTES = 2**30  # Of a text of many rows: a trace, a recording.
+MAX_YAML = 2 * 2**20  # Characters of a YAML text: reading it takes some microseconds each.
+MAX_DEPTH = 64  # Of lists and mappings within each other.
+MAX_NODES = 100_000  # Values in a document, aliases counted as what they stand for.
+MAX_NUMBER = 2**63  # Whole numbers stay below it, as in the arrays that take them.
 
 
 def read_text(path: str | Path, *, most: int = MAX_BYTES) -> str:

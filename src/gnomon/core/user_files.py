@@ -17,10 +17,8 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError, GnomonError
 
-MAX_TURNS = 10_000_000
-"""Turns of all loops together in one call of a user's function."""
-OWN: list[str] = []
-"""Names that were registered and are not built in."""
+MAX_TURNS = 10_000_000  # Turns of all loops together in one call of a user's function.
+OWN: list[str] = []  # Names that were registered and are not built in.
 
 
 def load_user_file(path: str | Path) -> None:

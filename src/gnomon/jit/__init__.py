@@ -63,11 +63,9 @@ def function_arguments() -> Iterator[None]:
     yield
 
 
-_LISTENING = threading.local()
-"""`found`: where the errors of this thread go."""
+_LISTENING = threading.local()  # `found`: where the errors of this thread go.
 _HOOK_LOCK = threading.Lock()
-_hooks: list[Any] = []
-"""The hook that was there before, once for each listener."""
+_hooks: list[Any] = []  # The hook that was there before, once for each listener.
 
 
 @contextmanager

@@ -37,8 +37,7 @@ def kept(function: Any) -> Any:
     return _Kept(function) if folder is not None and has_source else NullCache()
 
 
-WAIT_S = 300.0
-"""How long a process waits for another that compiles the same function."""
+WAIT_S = 300.0  # How long a process waits for another that compiles the same function.
 
 
 @contextmanager

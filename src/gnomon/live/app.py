@@ -31,10 +31,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES = 32 << 20
 BODY_TIMEOUT_S = 60.0
-MAX_REQUESTS = 8192
-"""Requests that may be there at once."""
-CONNECTION = "gnomon.connection"
-"""The extension of a scope that holds uvicorn's connection."""
+MAX_REQUESTS = 8192  # Requests that may be there at once.
+CONNECTION = "gnomon.connection"  # The extension of a scope that holds uvicorn's connection.
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,8 @@ from gnomon.serving.scenario.pools import bake, resolve
 from gnomon.workload import Requests, generate
 from gnomon.workload.requests import with_classes
 
-SLOTS = 1 << 16
-"""Records of requests: more cannot be there at once."""
-ROOM = 1 << 22
-"""Hashes of blocks of all requests that are there."""
+SLOTS = 1 << 16  # Records of requests: more cannot be there at once.
+ROOM = 1 << 22  # Hashes of blocks of all requests that are there.
 
 
 @dataclass(frozen=True)

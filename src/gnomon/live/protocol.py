@@ -62,8 +62,7 @@ class FromFile:
         return list(self._made.encode(text, add_special_tokens=False).ids)
 
 
-Tokenizer = Pieces | FromFile
-"""`words` are one token each (`word_tokens`), with the space before them."""
+Tokenizer = Pieces | FromFile  # `words` are one token each (`word_tokens`), with the space before them.
 
 
 def answer(tokenizer: Tokenizer, prompt: Sequence[int], count: int, seed: int) -> Ints:

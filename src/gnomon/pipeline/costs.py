@@ -13,11 +13,9 @@ from gnomon.core.errors import ConfigError
 from gnomon.timing.fair_share import NO_TIER
 
 TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
-MAX_LENGTH = 1e12
-"""Of a pass or a transfer, in any unit: sums of longer ones cannot tell the others."""
+MAX_LENGTH = 1e12  # Of a pass or a transfer, in any unit: sums of longer ones cannot tell the others.
 Length = Annotated[float, Field(ge=0, le=MAX_LENGTH)]
-PerStage = Length | tuple[Length, ...]
-"""One number for all stages, or one for each."""
+PerStage = Length | tuple[Length, ...]  # One number for all stages, or one for each.
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

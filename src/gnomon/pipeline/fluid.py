@@ -14,13 +14,11 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.jit import borrow, inlined, jit
 from gnomon.timing.fair_share import NUM_TYPES, share_links
 
-Records = Any
-"""A `np.recarray`: `tasks[k].share` reads the same compiled and in plain Python."""
+Records = Any  # A `np.recarray`: `tasks[k].share` reads the same compiled and in plain Python.
 
 COMPUTE, LINK, FREE = 0, 1, 2
 FWD_PROP, GRAD_PROP, GRAD_SYNC = 0, 1, 2
-EPSILON = 1e-9
-"""The shortest step, and the work at which a task counts as done."""
+EPSILON = 1e-9  # The shortest step, and the work at which a task counts as done.
 
 TASK = np.dtype(
     [

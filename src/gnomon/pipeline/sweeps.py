@@ -30,11 +30,9 @@ from gnomon.pipeline.study import Study, study_graph
 KEYS = ("n", "sync_freq", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact")
 """The swept parameters, in the order of the CSV's columns."""
 
-MAX_VALUES = 100_000
-"""Of one range, and of the grid of priorities."""
+MAX_VALUES = 100_000  # Of one range, and of the grid of priorities.
 MAX_CONFIGURATIONS = 10_000_000
-SECONDS_PER_PASS = 4e-6
-"""Of a run, for each micro-batch on each stage; measured on one core."""
+SECONDS_PER_PASS = 4e-6  # Of a run, for each micro-batch on each stage; measured on one core.
 
 
 class Range(Config):
@@ -165,8 +163,7 @@ def priority_grid(step: float) -> list[Priorities]:
 
 
 COLUMNS = (*KEYS, "p_fwd_prop", "p_grad_prop", "p_grad_sync", "total_time")
-RUNS_PER_CHUNK = 20_000
-"""About a second of work: what is lost at most when a sweep is interrupted."""
+RUNS_PER_CHUNK = 20_000  # About a second of work: what is lost at most when a sweep is interrupted.
 DECIMALS = 4
 
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 from gnomon.core.errors import DataError
 from gnomon.pipeline.schedule import Schedule, provides, upstream
 
-Node = tuple[int, int]
-"""(rank, position in its list)."""
+Node = tuple[int, int]  # (rank, position in its list).
 
 
 def validate(schedule: Schedule, *, where: str | None = None, memory_limit: float | None = None) -> None:

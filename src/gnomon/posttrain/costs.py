@@ -86,11 +86,9 @@ def update_s(config: TrainConfig) -> float:
     return step.parts.get("data", 0.0) + step.parts.get("optimizer", 0.0)
 
 
-HEAD_CHUNK = 1024
-"""Tokens whose logits exist at a time: RL needs one log-probability of each."""
+HEAD_CHUNK = 1024  # Tokens whose logits exist at a time: RL needs one log-probability of each.
 RESHARD_PARAMETERS = (1.54e9, 7.6e9, 32.8e9)
-RESHARD_S = (0.5, 1.3, 2.8)
-"""Published resharding times of the actor by model size (Qwen2.5 1.5B, 7B, 32B)."""
+RESHARD_S = (0.5, 1.3, 2.8)  # Published resharding times of the actor by model size (Qwen2.5 1.5B, 7B, 32B).
 
 
 class Costs:
@@ -343,13 +341,10 @@ def _what_fits(config: Posttrain, num_gpus: int) -> str:
 
 # Weight sync: every tensor is gathered from the actor's layout, sent, and loaded into the engine's.
 
-WEIGHT_BYTES = 2
-"""Of a parameter as it is sent: bf16; verl and NeMo-RL quantise where it arrives."""
-DENSE_TENSORS = 10
-"""Of a layer: projections, norms and biases; a router or shared experts take the places of others."""
+WEIGHT_BYTES = 2  # Of a parameter as it is sent: bf16; verl and NeMo-RL quantise where it arrives.
+DENSE_TENSORS = 10  # Of a layer: projections, norms and biases; a router or shared experts take the places of others.
 PATHS: dict[str, dict[str, float]] = own_yaml(files("gnomon.posttrain") / "weight_sync.yaml")
-DISK_BYTES_S = 5e9
-"""Of a shared file system, written once and read by all: an assumption."""
+DISK_BYTES_S = 5e9  # Of a shared file system, written once and read by all: an assumption.
 
 
 def num_tensors(model: Model) -> tuple[int, int]:

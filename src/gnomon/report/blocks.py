@@ -12,8 +12,7 @@ from typing import Any, Literal
 from gnomon.core import units
 
 Row = Mapping[str, Any]
-Figure = dict[str, Any]
-"""A plotly figure as a plain dictionary."""
+Figure = dict[str, Any]  # A plotly figure as a plain dictionary.
 Kind = Literal["plain", "warning", "note", "error", "more", "aside"]
 
 
@@ -183,8 +182,7 @@ def link(words: str, href: str) -> Html:
     return Html(f"<a href='{html.escape(href)}'>{html.escape(words)}</a>")
 
 
-Causes = dict[str, tuple[str, str]]
-"""By key: what a cause is called, and its colour."""
+Causes = dict[str, tuple[str, str]]  # By key: what a cause is called, and its colour.
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ LOOK: dict[str, Any] = {
     "paper_bgcolor": "#FFFFFF",
 }
 """Of a layout."""
-ROOM = {"l": 58, "r": 16, "t": 44, "b": 44}
-"""Around a plot, in pixels."""
+ROOM = {"l": 58, "r": 16, "t": 44, "b": 44}  # Around a plot, in pixels.
 AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
 LOG_AXIS: dict[str, Any] = AXIS | {"type": "log", "dtick": "D2", "tickformat": "~g"}
 """Logarithmic, with whole numbers at 1, 2 and 5: plotly would write single digits between powers of ten."""

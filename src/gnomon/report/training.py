@@ -13,8 +13,7 @@ from gnomon.training.memory import memory_over_time
 from gnomon.training.plan import TrainPlan
 from gnomon.training.step import TrainStep
 
-ABOUT: dict[str, str] = own_yaml(files("gnomon.report") / "training.yaml")
-"""What each part of a step is."""
+ABOUT: dict[str, str] = own_yaml(files("gnomon.report") / "training.yaml")  # What each part of a step is.
 USEFUL = ("products", "experts", "attention")
 
 

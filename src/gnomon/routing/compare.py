@@ -23,10 +23,8 @@ from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 from gnomon.timing import SOURCES
 
 BOUND = "lookahead, oracle lengths"
-TEACHER = "unselfish"
-"""The rule that policies are cloned from: a router made by hand."""
-OWN_RULES = (TEACHER, "gateway")
-"""Made by hand here: shown and judged on the suite, but no baselines."""
+TEACHER = "unselfish"  # The rule that policies are cloned from: a router made by hand.
+OWN_RULES = (TEACHER, "gateway")  # Made by hand here: shown and judged on the suite, but no baselines.
 BASELINES = tuple(name for name in ROUTERS if name not in ("learned", *OWN_RULES))
 """Every other router that comes with Gnomon."""
 
@@ -259,8 +257,7 @@ def _goodput(done: Any, times: Any, duration_s: float) -> float | None:
 
 BEST = "the best heuristic"
 LEAST_OUTSTANDING = "least_outstanding"
-CLONE = "clone"
-"""A policy of this name is held against its teacher, not against the heuristics."""
+CLONE = "clone"  # A policy of this name is held against its teacher, not against the heuristics.
 
 
 @dataclass(frozen=True)

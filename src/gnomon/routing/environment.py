@@ -26,8 +26,7 @@ from gnomon.serving.scenario.config import QUEUE_DEPTH, LengthsKnown, RouterConf
 
 Bools = NDArray[np.bool_]
 
-SPARE_REQUESTS = 256
-"""Requests behind the last decision of an episode, for teachers that look ahead."""
+SPARE_REQUESTS = 256  # Requests behind the last decision of an episode, for teachers that look ahead.
 
 
 def _lopsided(fleet: Fleet, request_id: int) -> int:

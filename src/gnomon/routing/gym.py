@@ -11,8 +11,7 @@ from gnomon.routing.domain import DomainConfig, RewardConfig
 from gnomon.routing.environment import VectorClusters
 from gnomon.serving.scenario.config import LengthsKnown
 
-BOUND = 50.0
-"""Features are logarithms and ratios: none comes near it, but the space must have bounds."""
+BOUND = 50.0  # Features are logarithms and ratios: none comes near it, but the space must have bounds.
 
 Observation = NDArray[np.float32]
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from gnomon.core.streams import stream
 from gnomon.serving.routers.policy_file import CLIP, load_policy, save_policy
 
-MIN_STD = 1e-3
-"""A feature that hardly varies in the demonstrations is not blown up."""
+MIN_STD = 1e-3  # A feature that hardly varies in the demonstrations is not blown up.
 
 
 class Normalizer(nn.Module):  # type: ignore[misc]

@@ -21,8 +21,7 @@ from gnomon.routing.ppo import Experience, Trainer, _tensors, advantages, merit
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA
 
-MOST_BLOCKS_OUT = 8
-"""Blocks that the safe router decides at most before the policy is tried again."""
+MOST_BLOCKS_OUT = 8  # Blocks that the safe router decides at most before the policy is tried again.
 
 
 @dataclass(frozen=True)

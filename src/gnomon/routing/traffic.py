@@ -22,8 +22,7 @@ from gnomon.workload.lengths import tokens
 from gnomon.workload.requests import Profile, limit_lengths
 from gnomon.workload.sessions import with_sessions
 
-TRAINING_SHARE = 0.7
-"""Of a trace, by requests."""
+TRAINING_SHARE = 0.7  # Of a trace, by requests.
 
 
 def training_requests(workload: WorkloadConfig, count: int, seed: int) -> Requests:

@@ -24,11 +24,9 @@ from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 
-BASELINE = "least_outstanding"
-"""Whose P99 of TTFT the tuned rule should not exceed."""
+BASELINE = "least_outstanding"  # Whose P99 of TTFT the tuned rule should not exceed.
 USUAL_REQUESTS = 4000
-LEAST = 0.01
-"""Where a weight of 0 starts from: its logarithm must be finite."""
+LEAST = 0.01  # Where a weight of 0 starts from: its logarithm must be finite.
 
 
 class TuneConfig(Config):

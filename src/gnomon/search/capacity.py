@@ -79,25 +79,17 @@ def _cheapest(seconds: np.ndarray, most: int) -> float:
 
 Turn = Callable[[], AbstractContextManager[None]]
 """Entered for every simulation, so that others can have the machine between two."""
-COARSE = 1.1
-"""Width of the bracket that short runs find."""
-IDLE = 0.01
-"""Mean requests in the system below which a load is no load: what is not met then is met at no load."""
-BEYOND = 1e6
-"""Times a guess, up or down, that a capacity is looked for."""
-HOPELESS = 1.5
-"""A limit exceeded this much by the first quarter of the requests will not be met by all of them."""
+COARSE = 1.1  # Width of the bracket that short runs find.
+IDLE = 0.01  # Mean requests in the system below which a load is no load: what is not met then is met at no load.
+BEYOND = 1e6  # Times a guess, up or down, that a capacity is looked for.
+HOPELESS = 1.5  # A limit exceeded this much by the first quarter of the requests will not be met by all of them.
 TURNOVERS = 50
 """A run is long against what it simulates when arrivals last this many times the median request. Shorter ones flatter:
 the first requests find an empty machine (measured: 3 % too high at 25, within 2 % from 50 on)."""
-MIN_QUARTER = 1000
-"""Requests that a quarter must have to say something."""
-OVERLOAD = 10.0
-"""Times a load that cannot be sustained: the backlog is there at once."""
-FULL = 4
-"""Times as many requests as it holds at once: filling and emptying are at both ends of a run, and cancel out."""
-BASE_REQUESTS, MOST_REQUESTS = 5000, 80_000
-"""Of one lot, and of one run."""
+MIN_QUARTER = 1000  # Requests that a quarter must have to say something.
+OVERLOAD = 10.0  # Times a load that cannot be sustained: the backlog is there at once.
+FULL = 4  # Times as many requests as it holds at once: filling and emptying are at both ends of a run, and cancel out.
+BASE_REQUESTS, MOST_REQUESTS = 5000, 80_000  # Of one lot, and of one run.
 
 
 def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:

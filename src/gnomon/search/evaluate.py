@@ -18,10 +18,8 @@ from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import AdmissionConfig
 from gnomon.workload import Requests, WorkloadConfig, generate
 
-MOST = 4096
-"""Copies beyond which counting stops, where the space does not say."""
-LENGTH = 8
-"""Requests per replica, in units of the shortest runs."""
+MOST = 4096  # Copies beyond which counting stops, where the space does not say.
+LENGTH = 8  # Requests per replica, in units of the shortest runs.
 
 
 @dataclass
@@ -101,8 +99,7 @@ def _first_met(counts: list[int], met: Callable[[int], bool]) -> int | None:
 
 Status = Literal["measured", "passed over", "impossible", "failed"]
 
-SHORT_SLACK = 0.95
-"""Short runs judge a load this much lower, so that their noise does not throw out a winner."""
+SHORT_SLACK = 0.95  # Short runs judge a load this much lower, so that their noise does not throw out a winner.
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ LATENCIES = ("ttft", "tpot", "e2e")
 SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.83, 0.9, 0.95, 1.0, 1.05, 1.15)
 """Loads as shares of what the replicas take up without a growing queue."""
 STATISTICS = {"p50": 50.0, "p99": 99.0}
-PRECISION = 0.02
-"""Relative width to which a capacity is bracketed."""
-SLO_STATISTIC = "p99"
-"""A limit counts as met where this share of the requests meets it."""
+PRECISION = 0.02  # Relative width to which a capacity is bracketed.
+SLO_STATISTIC = "p99"  # A limit counts as met where this share of the requests meets it.
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,8 @@ def _latencies(scenario: Scenario, requests: Requests, turn: Turn) -> dict[tuple
 
 
 REQUESTS_PER_RANK = 5000
-MAX_REQUESTS = 20_000
-"""Requests of one run: enough for a P99, few enough to answer in about a second."""
-SURE_PER_RANK = 1000
-"""With fewer a P99 says little. Where requests are drawn, twice as many are."""
+MAX_REQUESTS = 20_000  # Requests of one run: enough for a P99, few enough to answer in about a second.
+SURE_PER_RANK = 1000  # With fewer a P99 says little. Where requests are drawn, twice as many are.
 PATIENCE_S = 20.0
 
 

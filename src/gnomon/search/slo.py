@@ -57,10 +57,8 @@ Bools = NDArray[np.bool_]
 
 GROWING = "growing queue"
 UNSERVED = "no request is served"
-TURNED_AWAY = "requests turned away"
-"""By admission control, so that the queue does not grow."""
-MIN_TURNED_AWAY = 0.02
-"""Share of the requests."""
+TURNED_AWAY = "requests turned away"  # By admission control, so that the queue does not grow.
+MIN_TURNED_AWAY = 0.02  # Share of the requests.
 
 _SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p50"), ("tbt_s", "p99"), ("e2e_s", "p50"))
 """Latencies that are reported whatever the SLO says."""

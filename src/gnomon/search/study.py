@@ -22,8 +22,7 @@ from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import read_calibration
 from gnomon.workload.slo import SloConfig
 
-PLACEMENT = ("batching.", "router.", "num_replicas")
-"""Fields that do not say where the model runs."""
+PLACEMENT = ("batching.", "router.", "num_replicas")  # Fields that do not say where the model runs.
 FIRST_ROUND, LARGEST_ROUND = 4, 32
 """Configurations examined at a time by the smart strategy, whatever the number of workers: all of a round are held
 against the best of the rounds before, so that the result does not depend on who is faster. Each round is twice the one

@@ -21,8 +21,7 @@ from gnomon.workload import WorkloadConfig, generate
 from gnomon.workload.arrivals import ClosedLoop
 
 MOST_USERS = 65_536
-REQUESTS, TURNS = 4000, 16
-"""Of one run: so many requests at least, and so many of every user."""
+REQUESTS, TURNS = 4000, 16  # Of one run: so many requests at least, and so many of every user.
 PRECISION, ABOVE = 0.02, 1.05
 EXPECTED_RUNS = 30
 Progress = Callable[[int, int], None]

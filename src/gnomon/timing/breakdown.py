@@ -90,8 +90,7 @@ def total(times: list[OperatorTime]) -> OperatorTime:
     return OperatorTime("total", sum(t.calls for t in times), seconds, flops, moved, peak_s / seconds, longest.limit)
 
 
-NINE_OF_TEN = 1.645
-"""Standard deviations to either side that hold nine of ten cases of a normal distribution."""
+NINE_OF_TEN = 1.645  # Standard deviations to either side that hold nine of ten cases of a normal distribution.
 
 
 def server_error(timer: Timer, batch: Batch) -> float:

@@ -35,8 +35,7 @@ def captured_sizes(engine: str, largest: int) -> tuple[int, ...]:
     return (*(size for size in CAPTURED[engine] if size < largest), largest) if largest > 0 else ()
 
 
-CAPTURE_SIZES = captured_sizes("vllm", 512)
-"""The token counts for which vLLM captures CUDA graphs by default."""
+CAPTURE_SIZES = captured_sizes("vllm", 512)  # The token counts for which vLLM captures CUDA graphs by default.
 
 
 class TableConfig(Config):

@@ -9,11 +9,9 @@ from gnomon.catalog.devices import Device
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import Experts, Gemm
 
-GROUPED_RATE = 0.6
-"""Share of the peak that grouped FP8 products reach."""
+GROUPED_RATE = 0.6  # Share of the peak that grouped FP8 products reach.
 BLOCK = 128
-PACKED_S = 1.3e-6
-"""Packing the scales of a batch."""
+PACKED_S = 1.3e-6  # Packing the scales of a batch.
 CONVERTED_S, ROW_S = 5.7e-6, 0.65e-9
 """Gathering a weight's scales for every row and packing them: four kernels, and each row."""
 GROUPED_S, GATHER_RATE = 10e-6, 0.56

@@ -18,8 +18,7 @@ from gnomon.jit import inlined, noinline
 
 NUM_TYPES = 3
 NO_TIER = 1 << 30
-EPSILON = 1e-9
-"""Of a link: what does not count as overload; of a weight: what counts as none."""
+EPSILON = 1e-9  # Of a link: what does not count as overload; of a weight: what counts as none.
 
 LINK = np.dtype(
     [

@@ -27,8 +27,7 @@ its token on the GPU, which waits for launching and copying."""
 WINDOW_S, NUM_WINDOWS = 0.5, 4096
 """How slow the host is stays the same for so long; windows after which it repeats itself."""
 
-LONGEST_S = 1e4
-"""An engine whose own code takes longer than hours for one iteration is a typing error."""
+LONGEST_S = 1e4  # An engine whose own code takes longer than hours for one iteration is a typing error.
 HostSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 Seconds = HostSeconds | None
 

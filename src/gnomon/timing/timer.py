@@ -18,8 +18,7 @@ from gnomon.timing.sources.roofline import Roofline
 NOT_WORTH_A_NOTE = 1.01
 """How far beyond the last measured point nobody needs to be told: 8,192 where 8,128 was measured."""
 
-PROMPT_TOKENS = 256.0
-"""Products of more tokens than this are those of prompts: decodes rarely reach it."""
+PROMPT_TOKENS = 256.0  # Products of more tokens than this are those of prompts: decodes rarely reach it.
 
 FEW_UNTUNED, MANY_UNTUNED = 0.07, 0.55
 """By how much longer experts in 16 bits take with vLLM's default tiles than with tuned ones: up to as many tokens as
@@ -175,8 +174,7 @@ def _each_once(source: Source, operator: Operator, inside: list[Floats], measure
     return seconds
 
 
-_BOUNDLESS = 1e6
-"""How much faster than it is a resource must be to cost nothing."""
+_BOUNDLESS = 1e6  # How much faster than it is a resource must be to cost nothing.
 
 
 def _without(device: Device, free: Collection[str]) -> Device:

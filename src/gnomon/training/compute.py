@@ -21,8 +21,7 @@ ADAPTED = {
     "transformers": ATTENTION_PRODUCTS,
 }
 """Products that have adapters: NVIDIA's LoRA adapts attention, prime-rl every projection."""
-Seconds = dict[str, float]
-"""By part of the step: products, attention, ..."""
+Seconds = dict[str, float]  # By part of the step: products, attention, ...
 
 
 @dataclass

@@ -19,10 +19,8 @@ from gnomon.training import stages
 from gnomon.training.config import TrainConfig
 from gnomon.training.pipelines import in_flight, stages_of_rank
 
-CONTEXT_BYTES = 0.7e9
-"""CUDA's context and libraries, which the allocator does not see."""
-FRAGMENTATION = 0.03
-"""Share of the peak that the allocator holds beside it, measured on an H200."""
+CONTEXT_BYTES = 0.7e9  # CUDA's context and libraries, which the allocator does not see.
+FRAGMENTATION = 0.03  # Share of the peak that the allocator holds beside it, measured on an H200.
 SCATTERED = 0.8
 """Share of the optimizer's first states that settle in blocks freed by the logits, which must then be made anew."""
 BACKWARD_LAYER = 2.1

@@ -20,8 +20,7 @@ from gnomon.training.config import TrainConfig
 
 KINDS = ("forward", "input_grad", "weight_grad", "backward", "grad_sync", "gather", "send", "latency", "overlap")
 """Rows of the table of seconds that tasks take theirs from."""
-IN_TURN = ("1f1b", "gpipe", "interleaved")
-"""Schedules whose ranks hold every p-th stage."""
+IN_TURN = ("1f1b", "gpipe", "interleaved")  # Schedules whose ranks hold every p-th stage.
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,13 @@ from gnomon.training.config import TrainConfig
 from gnomon.training.memory import memory_of
 from gnomon.training.step import TrainStep, least_s, train_step
 
-MOST_TENSOR = 8
-"""Tensor-parallel GPUs: more leave products too thin for any recipe that is published."""
+MOST_TENSOR = 8  # Tensor-parallel GPUs: more leave products too thin for any recipe that is published.
 LEAST_TOKENS = 1024
 """Of a sequence on one context-parallel GPU: fewer leave attention nothing to hide the exchange behind."""
 MICRO_BATCHES = [1, 2, 4, 8]
-RECOMPUTE = ["none", "selective", "full"]
-"""From the fastest to the smallest."""
-SHOWN = 10
-"""Layouts of the answer, best first."""
-SAME = 1.005
-"""Layouts within this factor of the fastest are as good: the model is not more exact."""
+RECOMPUTE = ["none", "selective", "full"]  # From the fastest to the smallest.
+SHOWN = 10  # Layouts of the answer, best first.
+SAME = 1.005  # Layouts within this factor of the fastest are as good: the model is not more exact.
 
 
 @dataclass(frozen=True)

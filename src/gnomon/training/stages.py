@@ -14,8 +14,7 @@ from gnomon.timing.operators.parts import Parts
 from gnomon.training.config import SHARDED, Precision, TrainConfig
 from gnomon.training.constants import Section, constants
 
-SERVING_ONLY = ("attention_decode", "decode")
-"""Kinds of operators that a pass over whole sequences does not run."""
+SERVING_ONLY = ("attention_decode", "decode")  # Kinds of operators that a pass over whole sequences does not run.
 NOT_TRAINED = ("kv_write", "sampler", "logits_all_gather", "residual_add")
 SCHEMES: dict[Precision, str] = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """What the catalog calls the products of a precision, without their scales: what scales cost is in the rates."""

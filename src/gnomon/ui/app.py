@@ -79,8 +79,7 @@ def register_shell(app: Dash, pages: list[Page]) -> None:
     )
 
 
-MAX_REQUEST_BYTES = 24 * 2**20
-"""Uploads of 16 MiB, which grow by a third on the way, and the rest of the page's state."""
+MAX_REQUEST_BYTES = 24 * 2**20  # Uploads of 16 MiB, which grow by a third on the way, and the rest of the page's state.
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

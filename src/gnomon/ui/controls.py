@@ -11,8 +11,7 @@ from dash.development.base_component import Component
 from gnomon.core.errors import ConfigError, GnomonError
 
 Options = Iterable[str] | Mapping[str, str]
-TYPING_PAUSE_S = 0.35
-"""Something typed counts once nothing has been typed for this long, or at once on Enter."""
+TYPING_PAUSE_S = 0.35  # Something typed counts once nothing has been typed for this long, or at once on Enter.
 
 
 class ControlError(ConfigError):

@@ -20,16 +20,12 @@ from gnomon.core.errors import GnomonError
 from gnomon.ui.blocks import button
 from gnomon.ui.site_page import Page, callback
 
-Report = Callable[[float, float, str], None]
-"""`report(done, total, words)`: how far the work is."""
+Report = Callable[[float, float, str], None]  # `report(done, total, words)`: how far the work is.
 Work = Callable[[Any, Report], Any]
 JobState = Literal["running", "done", "failed", "cancelled", "unknown"]
-KEPT = 16
-"""Jobs whose result is kept; the oldest that are not running go first."""
-MAX_RUNNING = 2
-"""Jobs that run at a time, for all pages that are open."""
-GRACE_S = 2.0
-"""A cancelled process may clean up this long before it is killed."""
+KEPT = 16  # Jobs whose result is kept; the oldest that are not running go first.
+MAX_RUNNING = 2  # Jobs that run at a time, for all pages that are open.
+GRACE_S = 2.0  # A cancelled process may clean up this long before it is killed.
 
 
 @dataclass(frozen=True)

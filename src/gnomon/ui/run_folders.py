@@ -13,8 +13,7 @@ from flask import Flask, Response, abort, current_app, send_file
 from gnomon.core.errors import DataError
 
 MAX_DEPTH = 4
-MAX_RUNS = 300
-"""Run directories that are listed, the newest."""
+MAX_RUNS = 300  # Run directories that are listed, the newest.
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ KINDS = (
     Kind("pipeline step", ("step.html",), "step.html"),
     Kind("learned router", ("metrics.csv", "checkpoints"), None),
 )
-_HEAD = re.compile(r"<header><h1>(.*?)</h1><p>(.*?)</p>", re.DOTALL)
-"""Of a report: its title, and what it is about."""
+_HEAD = re.compile(r"<header><h1>(.*?)</h1><p>(.*?)</p>", re.DOTALL)  # Of a report: its title, and what it is about.
 HEAD_BYTES = 2**16
 
 
@@ -130,8 +128,7 @@ ROUTE = "/run-files/"
 SHOWN = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml", ".json": "application/json",
          ".csv": "text/plain", ".yaml": "text/plain", ".jsonl": "text/plain", ".sh": "text/plain"}  # fmt: skip
 """Files that a browser shows; others are downloaded."""
-ONLY_OURS = "frame-ancestors 'self'"
-"""Shown within pages of this site only: another site may not have it in a frame."""
+ONLY_OURS = "frame-ancestors 'self'"  # Shown within pages of this site only: another site may not have it in a frame.
 KEPT_BACK = (".pt", ".npz", ".npy", ".py")
 
 

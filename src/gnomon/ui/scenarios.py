@@ -62,10 +62,8 @@ KEYS = {
 """The field behind each control whose value it takes as it is."""
 LIMITS = {"ttft": ("slo.ttft_s", 1e3), "tpot": ("slo.tpot_s", 1e3), "e2e": ("slo.e2e_s", 1.0)}
 """Limits: the field, and how many of the control's units a second has."""
-OF_ENGINE = "engine"
-"""The batching policy of the engine; without one, a scenario's default."""
-OTHER = "other"
-"""The workload that the further settings describe."""
+OF_ENGINE = "engine"  # The batching policy of the engine; without one, a scenario's default.
+OTHER = "other"  # The workload that the further settings describe.
 
 
 def to_scenario(values: Mapping[str, Any]) -> Scenario:

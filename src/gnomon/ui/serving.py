@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from gnomon.api.serving import Intervals
 
 
-KEPT = 8
-"""Results that are kept: the one shown, those pinned, and the way back."""
+KEPT = 8  # Results that are kept: the one shown, those pinned, and the way back.
 _results: Kept[Simulation] = Kept(KEPT)
 _judged: Kept[Simulation] = Kept(KEPT)
 _intervals: Kept[Intervals] = Kept(KEPT)

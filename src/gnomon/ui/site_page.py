@@ -23,8 +23,7 @@ def callback(app: Dash, *arguments: Any, **named: Any) -> Callable[[F], F]:
 
 State = dict[str, Any]
 HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}
-OWN = "page"
-"""The message slot for mistakes that no control made."""
+OWN = "page"  # The message slot for mistakes that no control made.
 
 
 @dataclass(frozen=True)

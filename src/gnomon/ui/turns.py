@@ -44,10 +44,8 @@ class Kept(Generic[V]):
 
 
 MAX_VIEWS = 1000
-PATIENCE_S = 30.0
-"""How long a simulation may take."""
-LONGEST_S = 2 * PATIENCE_S
-"""After so long a question is given up, whatever it does."""
+PATIENCE_S = 30.0  # How long a simulation may take.
+LONGEST_S = 2 * PATIENCE_S  # After so long a question is given up, whatever it does.
 
 
 @dataclass

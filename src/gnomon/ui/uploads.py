@@ -24,10 +24,8 @@ from gnomon.workload.traces import read_requests
 
 MAX_BYTES = 16 * 2**20
 TRACE = "trace:"
-KEPT = 16
-"""Traces that are kept; the oldest go first."""
-SUFFIXES = (".csv", ".jsonl")
-"""Nothing that is packed: a small file may unpack to more than this machine has."""
+KEPT = 16  # Traces that are kept; the oldest go first.
+SUFFIXES = (".csv", ".jsonl")  # Nothing that is packed: a small file may unpack to more than this machine has.
 
 
 @dataclass(frozen=True)
@@ -151,14 +149,10 @@ def shown_name(path: str) -> str:
     return next((one.name for one in list(_traces.values()) if str(one.path) == path), path)
 
 
-MAX_REQUESTS = 200_000
-"""Requests of one simulation: what the page answers within a second or two."""
-MAX_RANKS = 512
-"""Replicas times their data parallelism: each has arrays of its own."""
-MAX_KV_BLOCKS = 2**25
-"""KV blocks of all replicas, where a scenario says how many: some 80 bytes each."""
-MAX_DRAFT_TOKENS = 32
-"""Of speculative decoding: the tables of iterations grow with every one."""
+MAX_REQUESTS = 200_000  # Requests of one simulation: what the page answers within a second or two.
+MAX_RANKS = 512  # Replicas times their data parallelism: each has arrays of its own.
+MAX_KV_BLOCKS = 2**25  # KV blocks of all replicas, where a scenario says how many: some 80 bytes each.
+MAX_DRAFT_TOKENS = 32  # Of speculative decoding: the tables of iterations grow with every one.
 MOST = {"pipeline_parallel": 64, "tensor_parallel": 64, "max_sequences": 2**14, "block_size": 2**12,
         "max_batch_tokens": 2**18}  # fmt: skip
 """Other fields that arrays are sized by, wherever they stand in a scenario."""

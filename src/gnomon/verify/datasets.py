@@ -15,8 +15,7 @@ from gnomon.core.errors import DataError, UnknownNameError
 from gnomon.core.files import written_whole
 from gnomon.core.text import own_yaml
 
-MOST_BYTES = 64 * 2**20
-"""No file of any set comes near it."""
+MOST_BYTES = 64 * 2**20  # No file of any set comes near it.
 PATIENCE_S = 20.0
 
 

@@ -19,8 +19,7 @@ from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.verify.findings import Findings, Progress, each, proof
 
-ROUNDS = 10
-"""Requests of a run for each that is under way at a time."""
+ROUNDS = 10  # Requests of a run for each that is under way at a time.
 # Of September 2025: vLLM uses FlashInfer's all-reduce by default since February 2026 (pull request 34299). Each pod
 # is a server with its own front end.
 SETTINGS: dict[str, Any] = {
@@ -30,13 +29,11 @@ SETTINGS: dict[str, Any] = {
 MEMORY, PICKED_MEMORY, PICKED_BLOCK = 0.95, 0.9, 128
 """Shares of the GPUs' memory: the benchmark's default for aggregated pods (46 requests under way with TP 4 and 2.9 with
 TP 2 need it), and vLLM's for the others, whose commands do not say any; theirs say blocks of 128 tokens."""
-SERVICE, PICKER = "random", "llmd"
-"""Routers: of the aggregated pods, and of the others."""
+SERVICE, PICKER = "random", "llmd"  # Routers: of the aggregated pods, and of the others.
 SEEDS = (0, 1, 2)
 """Each run is simulated with these, and the means are taken: behind the picker, whose ties are drawn, the throughput of
 one run of 640 requests differs by 11 % from seed to seed."""
-GOALS = {"tpot": 0.10, "throughput": 0.10, "ttft": 0.25}
-"""Medians of relative errors over the disaggregated layouts."""
+GOALS = {"tpot": 0.10, "throughput": 0.10, "ttft": 0.25}  # Medians of relative errors over the disaggregated layouts.
 ORDERED_AT = (64, 128)
 
 

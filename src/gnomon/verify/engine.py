@@ -18,8 +18,7 @@ from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.scenario import Scenario
 from gnomon.verify.findings import Error, Findings, Progress, each, latency_errors, proof, tolerated
 
-TOLERANCES = {"ttft": 0.10, "tpot": 0.05, "e2e": 0.05}
-"""Of means; other statistics are shown, not judged."""
+TOLERANCES = {"ttft": 0.10, "tpot": 0.05, "e2e": 0.05}  # Of means; other statistics are shown, not judged.
 SCENARIO = "scenario.yaml"
 
 

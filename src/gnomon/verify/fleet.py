@@ -158,8 +158,7 @@ def elastic_experts() -> list[Effect]:
 
 CLIENTS, DOCUMENTS, QUESTIONS = 8, 2, 24
 DOCUMENT_TOKENS = 8000
-CACHED = (3, 5, 9)
-"""Documents that the KV memory holds, of sixteen: not published, and what decides the effect."""
+CACHED = (3, 5, 9)  # Documents that the KV memory holds, of sixteen: not published, and what decides the effect.
 
 
 def _questions(seed: int = 0) -> Requests:
@@ -239,8 +238,7 @@ def forecast_saving() -> list[Effect]:
     return [_effect("forecast scaling", "GPU hours saved, share", 0.25, [saved], hours | {"met": met}, **rule)]
 
 
-SKEWS = {128: 2.0, 256: 1.5, 512: 1.15}
-"""Of the published power laws, by their mean in tokens."""
+SKEWS = {128: 2.0, 256: 1.5, 512: 1.15}  # Of the published power laws, by their mean in tokens.
 LOADS = ((256, 256, 15.0), (512, 512, 4.2), (128, 512, 5.0))
 """Mean prompt and answer, requests per second at which 1.5 to 1.9 s are lost without migration (1.3 s / 70 % = 1.9)."""
 

@@ -39,8 +39,7 @@ TOLERANCES_APART = dict.fromkeys(TOLERANCES, 0.05)
 """Of runs in a folder of their own: they are short, and judged by their means."""
 
 NUM_SIMULATIONS = 8
-ARRIVAL_SHIFT_S = 10e-3
-"""Arrivals are moved by up to this much: about two iterations."""
+ARRIVAL_SHIFT_S = 10e-3  # Arrivals are moved by up to this much: about two iterations.
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,8 +43,7 @@ from gnomon.timing.sources.silicon.tables import Table as KernelTable
 from gnomon.timing.sources.silicon.untuned import tuned
 from gnomon.verify.findings import Findings, Progress, each, proof
 
-MIN_WIDTH = 512
-"""Matrix products narrower than this are no layers of any model."""
+MIN_WIDTH = 512  # Matrix products narrower than this are no layers of any model.
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,7 @@ def _untuned(system: str, engine: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-Found = Callable[[str, str], list[KernelTable]]
-"""The newest table of a family, if the engine has it."""
+Found = Callable[[str, str], list[KernelTable]]  # The newest table of a family, if the engine has it.
 Part = tuple[str, Kind, Kernels, Callable[[Key], Work | None]]
 
 
@@ -253,10 +251,8 @@ def _exchanged(table: KernelTable, rows: pl.DataFrame) -> Kernels:
     return kernels
 
 
-LIMIT = 0.05
-"""Largest median held-out error of all tables of a device that passes."""
-ROOFLINE_LIMIT = 0.20
-"""Largest median error of the roofline alone that passes."""
+LIMIT = 0.05  # Largest median held-out error of all tables of a device that passes.
+ROOFLINE_LIMIT = 0.20  # Largest median error of the roofline alone that passes.
 MIN_POINTS = 8
 
 

@@ -26,10 +26,8 @@ from gnomon.verify.findings import Findings, Progress, each, proof
 RUN_TOLERANCE = 1e-6
 SWEEP_TOLERANCE = 1e-4
 MAX_ROWS = 200
-PRINTED_DIGITS = 0.5e-4 + 1e-9
-"""A value that rounds to the four digits printed."""
-HEURISTIC_TOLERANCE = 0.005
-"""For packed schedules, whose heuristics differ in detail."""
+PRINTED_DIGITS = 0.5e-4 + 1e-9  # A value that rounds to the four digits printed.
+HEURISTIC_TOLERANCE = 0.005  # For packed schedules, whose heuristics differ in detail.
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,9 @@ C_PLACEMENTS = 4
 LOGPROB_OVER_TRAINING = 36 / 30
 """Efficiency of log-probabilities over that of training: B's published MFUs at 64 GPUs. D has no such figure."""
 MAX_SECANTS, CALIBRATED_TO = 6, 0.001
-RATIO_POINTS = 0.08
-"""verl v1: ratios of its three modes, gates."""
+RATIO_POINTS = 0.08  # verl v1: ratios of its three modes, gates.
 VERL_TOLERANCE, NEMO_MEDIAN, NEMO_POINTS, ELASTIC_GAIN = 0.15, 0.20, 0.10, 1.2
-NUM_STEPS = 8
-"""Every value is a mean over so many steps: one draw of the lengths moves a stage by several per cent."""
+NUM_STEPS = 8  # Every value is a mean over so many steps: one draw of the lengths moves a stage by several per cent.
 STAGES = ("rollout", "inference", "actor")
 
 
@@ -276,8 +274,7 @@ def prove(
     return told([check for checks in found for check in checks], letters)
 
 
-OF_REFERENCE = "WN"
-"""Sources that read the reference data."""
+OF_REFERENCE = "WN"  # Sources that read the reference data.
 
 CONSTANTS = {name: DATA[name]["constants"] for name in ("verl", "nemo")}
 NOTES = {letter: note.format_map(CONSTANTS) for letter, note in DATA["notes"].items()}

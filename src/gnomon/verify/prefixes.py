@@ -34,8 +34,7 @@ BLOCK_GB = OFFLOADING_BLOCK * 2 * 64 * 8 * 128 * 2 / 1e9
 """Of 16 tokens of Qwen3-32B: keys and values of 64 layers, 8 heads of 128, two bytes each."""
 HOST_GB_S = 50.0
 """Between a host and the two GPUs of a replica; PCIe 5.0 has 63 GB/s each, and copies of blocks do not reach it."""
-STAGES: list[tuple[float, float]] = DATA["stages"]
-"""Requests a second, and seconds."""
+STAGES: list[tuple[float, float]] = DATA["stages"]  # Requests a second, and seconds.
 ANSWER = 1000
 
 
@@ -52,8 +51,7 @@ ROUTING = [Published(name, *figures) for name, figures in DATA["routing"].items(
 OFFLOADING = {
     prefix: [Published(name, *figures) for name, figures in pair.items()] for prefix, pair in DATA["offloading"].items()
 }
-TOLERANCE = 0.15
-"""Of the ratio of two throughputs."""
+TOLERANCE = 0.15  # Of the ratio of two throughputs.
 
 
 @dataclass(frozen=True)

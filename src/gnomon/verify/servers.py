@@ -65,8 +65,7 @@ DATA: dict[str, Any] = own_yaml(files("gnomon.verify") / "data" / "servers.yaml"
 TASKS = {name: Task(**one) for name, one in DATA["tasks"].items()}
 GOALS: dict[str, float] = DATA["goals"]
 NOT_UNDERSTOOD = {(model, sequences) for model, sequences in DATA["not understood"]}
-SLACK = 0.005
-"""How much a figure may differ from the recorded one without being called worse."""
+SLACK = 0.005  # How much a figure may differ from the recorded one without being called worse.
 IS_ITERATION = 0.8
 """Where the median time between tokens is below this share of an iteration's time, messages held several tokens."""
 
@@ -288,10 +287,8 @@ def prove(
     return told(score(wanted, jobs=jobs, on_progress=on_progress), is_whole=not only)
 
 
-KERNELS_ERROR = 0.037
-"""What kernels are off by themselves, in the median over the models."""
-FAR = 0.25
-"""Servers further off than this are listed one by one."""
+KERNELS_ERROR = 0.037  # What kernels are off by themselves, in the median over the models.
+FAR = 0.25  # Servers further off than this are listed one by one.
 
 
 def told(scored: Sequence[Scored], *, is_whole: bool) -> Findings:

@@ -18,8 +18,7 @@ from gnomon.verify.findings import Findings, Progress, each, proof, rows_of
 from gnomon.workload import Requests
 
 BLOCK = 16
-GOALS = {"ttft": 0.08, "tpot": 0.06}
-"""Medians of absolute relative errors: of median TTFT and of TPOT."""
+GOALS = {"ttft": 0.08, "tpot": 0.06}  # Medians of absolute relative errors: of median TTFT and of TPOT.
 MODELS = {"llama-2-7b-tp1": ("llama-2-7b", 1), "codellama-34b-tp2": ("codellama-34b", 2)}
 
 

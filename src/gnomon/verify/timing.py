@@ -31,8 +31,7 @@ from gnomon.timing.sources.profile.samples import Samples
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.verify.findings import Findings, Progress, each, proof, reference
 
-LIMIT = 0.05
-"""Largest mean shuffled error of the default estimator on any operator that passes."""
+LIMIT = 0.05  # Largest mean shuffled error of the default estimator on any operator that passes.
 
 FORESTS = {
     "mlp": "1.4-3.4", "attention_prefill": "2.2", "attention_decode": "1.1", "all_reduce": "2.7-4.3", "send_recv": None,

@@ -197,10 +197,8 @@ def _bridge_rows(cells: dict[str, str], release: str, method: str, line: str) ->
 
 
 CONSTANTS = "gnomon/training/data/constants.yaml"
-SLACK = 0.003
-"""By how much a figure may be worse than recorded: rounding of constants."""
-FAR_ENOUGH = 0.10
-"""Two steps of one model on one system are compared where they differ by more than this."""
+SLACK = 0.003  # By how much a figure may be worse than recorded: rounding of constants.
+FAR_ENOUGH = 0.10  # Two steps of one model on one system are compared where they differ by more than this.
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,7 @@ class PatienceConfig(Config):
     """Seconds from giving up to the next try."""
 
 
-MAX_CLASSES = 128
-"""Each replica keeps an account for each of them."""
+MAX_CLASSES = 128  # Each replica keeps an account for each of them.
 
 
 class ClassConfig(Config):

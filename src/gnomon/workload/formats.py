@@ -20,12 +20,10 @@ CALLS = {
     "prefix_block_tokens": "prefix_block_tokens",
 }  # fmt: skip
 """What each role is called in the rows that readers give."""
-CHARACTERS_PER_TOKEN = 4
-"""Of messages, which no tokenizer has seen: an estimate for English and code."""
+CHARACTERS_PER_TOKEN = 4  # Of messages, which no tokenizer has seen: an estimate for English and code.
 BLOCK_TOKENS = 16
 LARGEST = (1 << 62) - 1
-LOCAL_HASHES = 1 << 20
-"""Hash ids that count within one session are numbered through with as many to each."""
+LOCAL_HASHES = 1 << 20  # Hash ids that count within one session are numbered through with as many to each.
 
 Row = dict[str, Any]
 

@@ -51,8 +51,7 @@ class ArrivalShape:
         return scaled if self.profile is None else self.profile.warp(scaled)
 
 
-_NONE: Any = None
-"""A default that follows from the number of requests."""
+_NONE: Any = None  # A default that follows from the number of requests.
 
 
 @dataclass(frozen=True, eq=False)

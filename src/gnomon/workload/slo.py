@@ -8,8 +8,7 @@ from pydantic import PositiveFloat, field_validator
 from gnomon.core.config import Config
 from gnomon.core.units import seconds
 
-LONG_S = {"ttft_s": 100.0, "tpot_s": 5.0, "e2e_s": 10_000.0}
-"""From here on, a limit was rather given in milliseconds."""
+LONG_S = {"ttft_s": 100.0, "tpot_s": 5.0, "e2e_s": 10_000.0}  # From here on, a limit was rather given in milliseconds.
 
 
 class SloConfig(Config):

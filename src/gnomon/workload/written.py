@@ -23,10 +23,8 @@ from gnomon.workload.traces import SECONDS_PER, read_requests
 if TYPE_CHECKING:
     import polars as pl
 
-WINDOW_S = 600.0
-"""ServeGen's clients change from window to window."""
-EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
-"""Dates need one."""
+WINDOW_S = 600.0  # ServeGen's clients change from window to window.
+EPOCH = datetime(2024, 1, 1, tzinfo=UTC)  # Dates need one.
 
 
 def export(requests: Requests, path: str | Path) -> Path:

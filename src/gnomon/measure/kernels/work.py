@@ -19,8 +19,7 @@ MIN_SPLIT_TOKENS = 256
 """Fewest keys of one part of a decode: shorter parts cost more in combining than they gain in parallelism."""
 DECODE_UNITS = 2048
 """Parts x KV heads of a decode batch that fill a large GPU several times over, so that the last round is short."""
-ROWS_PER_TILE = 128
-"""Query rows (tokens x heads that share a KV head) of one prefill tile."""
+ROWS_PER_TILE = 128  # Query rows (tokens x heads that share a KV head) of one prefill tile.
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,7 @@ def measure_on_ray(
         remove_placement_group(nodes)
 
 
-RAY_WAIT_S = 60
-"""How long a cluster may take to find room for the ranks."""
+RAY_WAIT_S = 60  # How long a cluster may take to find room for the ranks.
 
 
 def _meeting_point() -> str:

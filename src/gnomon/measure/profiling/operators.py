@@ -20,8 +20,7 @@ POSITIONS = 8192
 TABLE_ROWS = 32_000
 
 
-FLOPS_PER_S, BYTES_PER_S = 6e14, 3.5e12
-"""Of a large accelerator; only the number of repeats depends on them."""
+FLOPS_PER_S, BYTES_PER_S = 6e14, 3.5e12  # Of a large accelerator; only the number of repeats depends on them.
 
 
 def expected_s(flops: float, num_bytes: float) -> float:

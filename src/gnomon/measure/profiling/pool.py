@@ -10,11 +10,9 @@ from gnomon.measure.kernels.elementwise import random_signs
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-MOST_COPIES = 8
-"""Copies of large weights: so many layers of an engine lie in as many places of the memory."""
+MOST_COPIES = 8  # Copies of large weights: so many layers of an engine lie in as many places of the memory.
 
-MOST_VIEWS = 100
-"""As many as there are calls in one graph."""
+MOST_VIEWS = 100  # As many as there are calls in one graph.
 
 
 class Pool:

@@ -21,8 +21,7 @@ from gnomon.measure.profiling.quality import NOISY
 from gnomon.measure.profiling.shapes import Shapes
 from gnomon.measure.profiling.timer import Call, Timer
 
-TABLES = 4
-"""Page tables among which calls rotate, each naming other pages of the cache."""
+TABLES = 4  # Page tables among which calls rotate, each naming other pages of the cache.
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,10 @@ class Timing:
 
 Timer = Callable[[Call, float], Timing]
 """Times a call that should take about so many seconds; tests put a formula in its place."""
-REPLAY_S = 500e-6
-"""Length of one timed replay: calls are repeated inside the graph until it is this long."""
-WARM_S = 4e-3
-"""Replays before the first timed one, so that clocks and caches settle."""
-REPEATS, MOST_CALLS = 9, 100
-"""Timed replays, and the most calls in one graph."""
-MOST_S = 20e-3
-"""Slow calls are repeated less often than `REPEATS` to stay within this, but at least three times."""
+REPLAY_S = 500e-6  # Length of one timed replay: calls are repeated inside the graph until it is this long.
+WARM_S = 4e-3  # Replays before the first timed one, so that clocks and caches settle.
+REPEATS, MOST_CALLS = 9, 100  # Timed replays, and the most calls in one graph.
+MOST_S = 20e-3  # Slow calls are repeated less often than `REPEATS` to stay within this, but at least three times.
 REST_AFTER_S = 15e-3
 """A measurement that kept the GPU busy longer than this is followed by as long a rest: under sustained matrix products
 a power-capped GPU lowers its clock within 50 ms (see `sustained`)."""

@@ -15,8 +15,7 @@ from gnomon.core.arrays import Ints
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.zoo.plan import Plan, built_in
 
-PERIOD = 6
-"""Slots per micro-batch: two chunks of forward, input gradient and weight gradient."""
+PERIOD = 6  # Slots per micro-batch: two chunks of forward, input gradient and weight gradient.
 F_DOWN, F_UP, B_DOWN, B_UP, WEIGHTS = range(5)
 Offsets = Callable[[int, int], tuple[int, int, int, int]]
 

@@ -11,8 +11,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Action, Schedule, overlapped
 from gnomon.pipeline.zoo.plan import Plan, built_in
 
-MakeAction = Callable[[str, int, int], Action]
-"""(kind, stream, number within the stream) -> action."""
+MakeAction = Callable[[str, int, int], Action]  # (kind, stream, number within the stream) -> action.
 
 
 class _Steps:

@@ -13,8 +13,7 @@ from gnomon.pipeline.schedule import Schedule
 
 T = TypeVar("T", bound=Callable[..., Schedule])
 
-MAX_PASSES = 250_000
-"""Micro-batches times stages: each is a handful of tasks, and a bar in the picture."""
+MAX_PASSES = 250_000  # Micro-batches times stages: each is a handful of tasks, and a bar in the picture.
 
 
 def check_passes(ranks: int, microbatches: int, chunks: int = 1) -> None:

@@ -23,8 +23,7 @@ from gnomon.posttrain.scenario.placement import placement_of
 from gnomon.posttrain.simulator.record import Decision
 from gnomon.posttrain.simulator.state import settings_of
 
-Sequence = tuple[int, float]
-"""Its number, and the tokens it still needs."""
+Sequence = tuple[int, float]  # Its number, and the tokens it still needs.
 
 
 class Generator:

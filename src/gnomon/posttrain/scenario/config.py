@@ -15,8 +15,7 @@ from gnomon.timing import HostPhase
 Share = Annotated[float, Field(gt=0, le=1)]
 GpuRange = int | str | tuple[int, ...]
 
-Pause = Annotated[float, Field(ge=0, le=1e6)]
-"""Seconds; beside longer ones everything else is lost in rounding."""
+Pause = Annotated[float, Field(ge=0, le=1e6)]  # Seconds; beside longer ones everything else is lost in rounding.
 
 
 class PlacementConfig(Config):
@@ -51,8 +50,7 @@ class ClusterConfig(Config):
         return self.num_nodes * self.gpus_per_node
 
 
-MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-6, 1e6
-"""Beyond them it is no efficiency but a mistake in a unit."""
+MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-6, 1e6  # Beyond them it is no efficiency but a mistake in a unit.
 
 
 class ComponentConfig(Config):

@@ -16,8 +16,7 @@ from gnomon.posttrain.scenario.placement import valid_actor_sizes
 from gnomon.posttrain.simulator.record import Span, StepRecord, Work
 from gnomon.posttrain.simulator.rollout import PromptQueue, Rollouts
 
-MAX_LOOKS = 10_000
-"""Check intervals in one step: at the default of a second, nearly three hours."""
+MAX_LOOKS = 10_000  # Check intervals in one step: at the default of a second, nearly three hours.
 
 
 class PolicyError(GnomonError):

@@ -17,8 +17,7 @@ from gnomon.posttrain.simulator.record import RunRecord, StepRecord
 from gnomon.posttrain.simulator.rollout import Prompts, check_memory
 from gnomon.posttrain.simulator.step import Step
 
-OVER_SUBMISSION = 3.0
-"""Prompts drawn per step, over those needed: room for policies that submit more."""
+OVER_SUBMISSION = 3.0  # Prompts drawn per step, over those needed: room for policies that submit more.
 
 
 def policy_of(config: Posttrain, placement: Placement) -> Policy:

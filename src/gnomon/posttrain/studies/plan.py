@@ -26,8 +26,7 @@ Goal = Literal["samples", "dollars"]
 TENSOR = (1, 2, 4, 8)
 EXPERTS = (1, 8)
 STALENESS = (0.5, 1.0, 2.0)
-NUM_STEPS = 4
-"""Steps of each simulation; the first, which finds nothing generated, does not count where more follow."""
+NUM_STEPS = 4  # Steps of each simulation; the first, which finds nothing generated, does not count where more follow.
 
 
 @dataclass(frozen=True, eq=False)

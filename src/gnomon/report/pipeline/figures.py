@@ -19,12 +19,9 @@ Figure = dict[str, Any]
 CAUSES = {cause: (name, colour) for cause, (name, colour, _) in WORDS["causes"].items()}
 RANK_COLOURS = ("#8064A8", "#2FA0B5", "#8C6D31", "#D46A9F", "#5B6776", "#B29CD9", "#1F6E7A", "#C9A96A")
 """Of the memory of each GPU: none of them is the colour of a pass or a transfer."""
-DENSE = 2000
-"""Bars from which on they are drawn without edges."""
-LINK_BINS = 400
-"""Links in use are means over this many intervals where they change more often."""
-GAP = 0.12
-"""Of a lane's height, left free."""
+DENSE = 2000  # Bars from which on they are drawn without edges.
+LINK_BINS = 400  # Links in use are means over this many intervals where they change more often.
+GAP = 0.12  # Of a lane's height, left free.
 
 
 def step_figure(

@@ -12,8 +12,7 @@ from gnomon.report.look import LOOK, TIME_LINE, rule
 from gnomon.report.look import axis as named
 
 Figure = dict[str, Any]
-Cell = tuple[str, str]
-"""Priorities of fwd_prop and grad_prop, as the axes write them."""
+Cell = tuple[str, str]  # Priorities of fwd_prop and grad_prop, as the axes write them.
 
 
 @dataclass(frozen=True)

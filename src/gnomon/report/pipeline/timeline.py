@@ -174,8 +174,7 @@ def _sentence(run: Run, task: int) -> str:
     return text
 
 
-BINS = 1200
-"""Pixels of a wide screen, about: a lane with more bars has its narrow ones drawn together."""
+BINS = 1200  # Pixels of a wide screen, about: a lane with more bars has its narrow ones drawn together.
 
 
 def drawn_together(lanes: Timeline, end: float, bins: int = BINS) -> Timeline:

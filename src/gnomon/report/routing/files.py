@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from gnomon.routing.suite_goals import SuiteVerdict
 
 FILES = ("metrics.csv", "metrics.parquet")
-STEPS = ("step", "update", "epoch", "iteration")
-"""Columns that count; the first that a table has is its x axis."""
+STEPS = ("step", "update", "epoch", "iteration")  # Columns that count; the first that a table has is its x axis.
 CURVE_PX = 260
-MAX_POINTS = 2000
-"""Of one line; longer tables are thinned evenly."""
+MAX_POINTS = 2000  # Of one line; longer tables are thinned evenly.
 
 
 def read_metrics(folder: str | Path) -> pl.DataFrame:

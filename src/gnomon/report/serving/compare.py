@@ -108,8 +108,7 @@ CONTESTED: dict[str, Callable[[Summary], float | None]] = {
     "$ per output token": lambda one: one.cost.per_million_output_tokens,
 }
 """What variants are held against each other by; the least is the best."""
-A_DRAW = 0.01
-"""Variants within so much of the best share the first place, and where all do, there is none."""
+A_DRAW = 0.01  # Variants within so much of the best share the first place, and where all do, there is none.
 
 
 def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[str]:

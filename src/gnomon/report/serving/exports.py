@@ -307,8 +307,7 @@ EXPORTS: dict[str, dict[str, Callable[[_Figures], str]]] = {
     },
 }
 """By name: the files that the tool itself writes, and what writes each."""
-NEEDS_MEMBERS = ("vidur",)
-"""Formats that say who was in which batch."""
+NEEDS_MEMBERS = ("vidur",)  # Formats that say who was in which batch.
 
 
 def exported(run: Run, summary: Summary, name: str) -> dict[str, str]:

@@ -20,10 +20,8 @@ from gnomon.serving.results.fleet import past
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 
-MOST_POINTS = 240
-"""Intervals of the time lines: a day in steps of six minutes."""
-HOUR_S, AFTER_S = 3600.0, 600.0
-"""Of a row of the day, and after a failure in which its cost shows."""
+MOST_POINTS = 240  # Intervals of the time lines: a day in steps of six minutes.
+HOUR_S, AFTER_S = 3600.0, 600.0  # Of a row of the day, and after a failure in which its cost shows.
 EVENTS = ((DOWN, "failed", "x", RED), (STARTING, "starts", "triangle-up", ORANGE),
           (DRAINING, "drains", "triangle-down", GREY))  # fmt: skip
 """States of a replica that are marked when they begin: words, mark and colour."""

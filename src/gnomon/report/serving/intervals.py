@@ -11,8 +11,7 @@ from gnomon.timing.breakdown import NINE_OF_TEN
 CAPTION = "90 % intervals: the timing source's error, a calibration's, and other requests of the same kind."
 WIDTH_OF = ("latency.tpot_s.mean", "latency.e2e_s.mean")
 """The figure whose width is explained; the second where there is no first."""
-WIDE = 0.1
-"""Half a width (of the logarithm) from which it is explained."""
+WIDE = 0.1  # Half a width (of the logarithm) from which it is explained.
 
 
 def words(interval: Interval, kind: str = "seconds") -> str:

@@ -11,8 +11,7 @@ from gnomon.serving.results.mean_iteration import first_stages, mean_iterations
 from gnomon.serving.run.simulate import Run
 from gnomon.timing import Batch, Timer, breakdown
 
-NUM_SLICES = 20
-"""Parts of a run for operators over time."""
+NUM_SLICES = 20  # Parts of a run for operators over time.
 
 _SCHEMA = {
     "kind": pl.Int64, "device": pl.String, "iteration": pl.String, "num_iterations": pl.Int64, "operator": pl.String,
@@ -20,8 +19,7 @@ _SCHEMA = {
     "limit": pl.String, "provenance": pl.String,
 }  # fmt: skip
 _OVER_TIME = {"start_s": pl.Float64, "end_s": pl.Float64, **_SCHEMA}
-_SPREAD = {"p50_s": 50, "p90_s": 90, "p99_s": 99, "max_s": 100}
-"""Percentiles of an operator's seconds over batches."""
+_SPREAD = {"p50_s": 50, "p90_s": 90, "p99_s": 99, "max_s": 100}  # Percentiles of an operator's seconds over batches.
 
 
 def operator_frame(run: Run, *, with_spread: bool = True) -> pl.DataFrame:

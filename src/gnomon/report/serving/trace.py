@@ -26,8 +26,7 @@ EVENTS = (
     "finished", "preempted", "restarted", "scheduled", "resumed", "chunk",
 )  # fmt: skip
 """In the order in which those of one moment are listed: what an iteration brought, then what the next one needs."""
-MOST_CHUNKS = 4_000_000
-"""Parts of prompts that a log of events can hold."""
+MOST_CHUNKS = 4_000_000  # Parts of prompts that a log of events can hold.
 _SCHEMA: dict[str, Any] = {
     "time_s": pl.Float64, "event": pl.Enum(EVENTS), "request": pl.Int64, "replica": pl.Int64, "tokens": pl.Int64,
     "end_s": pl.Float64,
@@ -136,12 +135,9 @@ def write_events(run: Run, path: str | Path) -> Path:
     return write_text(path, f"[\n{lines}\n]\n")
 
 
-MAX_ROWS = 100_000
-"""Iterations (times stages) in a trace: about as many as a browser shows without effort."""
-MAX_COUNTERS = 20_000
-"""Points of each counter."""
-MAX_REQUESTS = 2000
-"""Requests in a trace: those that arrive first in the stretch shown."""
+MAX_ROWS = 100_000  # Iterations (times stages) in a trace: about as many as a browser shows without effort.
+MAX_COUNTERS = 20_000  # Points of each counter.
+MAX_REQUESTS = 2000  # Requests in a trace: those that arrive first in the stretch shown.
 PHASES = ("waiting", "prefill", "decode")
 FIRST_LANE, FIRST_LOAD_LANE = 1000, 2000
 """Lanes of transfers come below those of pipeline stages, those of loads below them."""
@@ -210,8 +206,7 @@ def _names(run: Run, said: str) -> list[Event]:
     return events
 
 
-_NUM_SLOW = 20
-"""Requests that are told of one by one."""
+_NUM_SLOW = 20  # Requests that are told of one by one.
 
 
 def _slow_requests(run: Run, rows: pl.DataFrame) -> list[Event]:

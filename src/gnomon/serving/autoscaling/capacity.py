@@ -12,17 +12,12 @@ from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
 from gnomon.workload.slo import SloConfig
 
-NUM_REQUESTS = 2000
-"""Of one replica; of several, that times the root of their number."""
-SIZES = (1, 4, 16)
-"""Replicas measured together: what each of them serves hardly changes beyond."""
-GOAL = 0.99
-"""Share of the requests that must meet their SLO."""
-STEPS = 7
-"""Halvings of the bracket: a few percent."""
+NUM_REQUESTS = 2000  # Of one replica; of several, that times the root of their number.
+SIZES = (1, 4, 16)  # Replicas measured together: what each of them serves hardly changes beyond.
+GOAL = 0.99  # Share of the requests that must meet their SLO.
+STEPS = 7  # Halvings of the bracket: a few percent.
 
-HARDLY = 1.05
-"""Of what a replica serves beside fewer of the other pools: with more than that, those were too few."""
+HARDLY = 1.05  # Of what a replica serves beside fewer of the other pools: with more than that, those were too few.
 
 Measure = Callable[[Scenario, int, int, int, float, int], tuple[Requests, object]]
 

@@ -31,8 +31,7 @@ from gnomon.serving.features.tiers import Tiers, forget_tiers, store_prefixes
 from gnomon.serving.features.tool_cache import forget_held
 from gnomon.serving.features.transfers import Transfers, share_again, stop_transfer
 
-DEAD_LINK_BYTES_S = 1e-3
-"""What the link of a dead replica moves: nothing that anybody would notice."""
+DEAD_LINK_BYTES_S = 1e-3  # What the link of a dead replica moves: nothing that anybody would notice.
 
 
 def freeze(cluster: Cluster, ranks: range) -> None:

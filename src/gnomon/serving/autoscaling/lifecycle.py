@@ -14,8 +14,7 @@ from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, U
 from gnomon.serving.autoscaling.traffic import IS_ENDED, Traffic
 from gnomon.serving.scenario.autoscaling import FailureConfig, FleetConfig, StragglerConfig
 
-IN_VAIN = 50
-"""Failures of each replica between two looks at whether anything is served at all."""
+IN_VAIN = 50  # Failures of each replica between two looks at whether anything is served at all.
 MOST_FAILURES = 20_000
 """Failures with requests at work that may be to come: each takes the simulator some ten milliseconds."""
 

@@ -24,10 +24,8 @@ from gnomon.workload.slo import SloConfig
 
 PATIENCE_TICKS = 1000
 """Decisions without a replica that is up or starting, while requests wait for one, before the run is given up."""
-FLAPS = 0.25
-"""Share of the decisions that undo the one before from which on a controller is said to flap."""
-LOOK_S = 0.1
-"""Between two looks at whether a replica has drained that another pool waits for."""
+FLAPS = 0.25  # Share of the decisions that undo the one before from which on a controller is said to flap.
+LOOK_S = 0.1  # Between two looks at whether a replica has drained that another pool waits for.
 
 
 @dataclass

@@ -9,8 +9,7 @@ from gnomon.serving.scenario.pool import Pool
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
 STATES = ("off", "starting", "up", "draining", "down")
-PAID = (STARTING, UP, DRAINING)
-"""States in which a replica's GPUs are paid for: not while it is off or being repaired."""
+PAID = (STARTING, UP, DRAINING)  # States in which a replica's GPUs are paid for: not while it is off or being repaired.
 
 
 @dataclass(frozen=True)

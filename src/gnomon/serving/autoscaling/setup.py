@@ -12,8 +12,7 @@ from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
 from gnomon.workload import Requests
 
-LONGEST_START_S = 86_400.0
-"""A replica that takes longer is never ready."""
+LONGEST_START_S = 86_400.0  # A replica that takes longer is never ready.
 
 
 def new_manager(

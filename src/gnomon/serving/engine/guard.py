@@ -22,8 +22,7 @@ from gnomon.workload import Requests
 
 T = TypeVar("T")
 
-SLICE_ITERATIONS = 100_000
-"""Iterations between two moments at which Ctrl-C is noticed: a fraction of a second."""
+SLICE_ITERATIONS = 100_000  # Iterations between two moments at which Ctrl-C is noticed: a fraction of a second.
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,9 @@ _METER = DECODE_ALONE
     CAUSE, SINCE, DECODED_UNTIL, PREFILL_ONLY, PREEMPTIONS_SEEN, REFERENCE_ROW, REFERENCE_STAGES, NEEDS, CHUNKS,
 ) = range(NUM_PARTS, NUM_PARTS + 9)  # fmt: skip
 NUM_CLOCKS = NUM_PARTS + 9
-NEEDS_OF = {"prompt": 0, "request": 1, "longest": 2}
-"""`PolicySpec.reserves` as a number."""
+NEEDS_OF = {"prompt": 0, "request": 1, "longest": 2}  # `PolicySpec.reserves` as a number.
 
-BEFORE, AFTER = range(2)
-"""Of the first token: the two rows of an account."""
+BEFORE, AFTER = range(2)  # Of the first token: the two rows of an account.
 
 # What a request is doing, as far as its account knows.
 UNKNOWN, COMES, WAITS, RUNS, STEPS, LOST = range(6)

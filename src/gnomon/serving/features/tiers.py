@@ -64,8 +64,7 @@ def put(blocks: BlockSet, key: int, max_keys: int, is_fifo: bool) -> int:
 
 HOST, SSD, REMOTE, PEERS = range(4)
 NUM_SOURCES = 4
-SOURCES = ("host memory", "SSD", "shared store", "another replica")
-"""As a reader knows them."""
+SOURCES = ("host memory", "SSD", "shared store", "another replica")  # As a reader knows them.
 
 TIER = np.dtype(
     [

@@ -32,8 +32,7 @@ COMMON_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 """Settings of `batching` where neither the scenario nor the policy gives them."""
 
-UNBOUNDED = 1 << 40
-"""`max_batch_tokens` where the policy does not read it: tokens that no batch has."""
+UNBOUNDED = 1 << 40  # `max_batch_tokens` where the policy does not read it: tokens that no batch has.
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from gnomon.serving.scenario.pool import Pool
 from gnomon.timing.host import HostConfig
 from gnomon.timing.source_registry import SOURCES
 
-_MOST_BLOCKS, _MOST_SEQUENCES = 2**31 - 1, 65_536
-"""What a scenario may say (`gnomon.core.sizes`)."""
+_MOST_BLOCKS, _MOST_SEQUENCES = 2**31 - 1, 65_536  # What a scenario may say (`gnomon.core.sizes`).
 MIN_GAIN, MIN_MISSED = 0.01, 0.01
 """Of a latency, and of requests that miss the SLO, below which nothing is to be gained."""
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)

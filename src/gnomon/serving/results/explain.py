@@ -10,15 +10,11 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.features import breakdown
 from gnomon.serving.results.latency_breakdown import CAUSES, NAMES, PARTS, Accounts, Metric, prefilled_at
 
-_TYPICAL = (45.0, 55.0)
-"""Percentiles between which a request counts as typical."""
-_MOST = 0.6
-"""What counts as most of the slow requests."""
-_GIANT = 8.0
-"""A prompt so many times the median is a giant one."""
+_TYPICAL = (45.0, 55.0)  # Percentiles between which a request counts as typical.
+_MOST = 0.6  # What counts as most of the slow requests.
+_GIANT = 8.0  # A prompt so many times the median is a giant one.
 _MAX_GIANTS = 200
-_NUM_SLICES = 20
-"""Of the run, by time."""
+_NUM_SLICES = 20  # Of the run, by time.
 
 Why = Literal["slow replica", "routing", "giant prompt", "burst", "cause"]
 

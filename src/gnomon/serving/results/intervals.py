@@ -32,14 +32,12 @@ from gnomon.workload import generate
 NUM_RUNS = 8
 MOST_REQUESTS = 20_000
 """Runs with more requests get intervals only where they are asked for: they would take as long again eight times."""
-T_95 = {4: 2.35, 8: 1.89, 16: 1.75, 32: 1.70}
-"""Student's t at 95 % by the number of runs."""
+T_95 = {4: 2.35, 8: 1.89, 16: 1.75, 32: 1.70}  # Student's t at 95 % by the number of runs.
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s")
 LEAP = math.log(10.0)
 """A spread by more than this factor is no spread around the run itself: some runs were beyond their capacity."""
-SHARES = ("slo.attainment",)
-"""Between 0 and 1: their spread adds up rather than multiplies."""
+SHARES = ("slo.attainment",)  # Between 0 and 1: their spread adds up rather than multiplies.
 
 
 @dataclass(frozen=True)

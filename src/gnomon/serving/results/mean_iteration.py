@@ -24,8 +24,7 @@ class MeanIteration:
     """Iterations of this sort from the whole run, evenly."""
 
 
-NUM_SOME = 64
-"""Iterations of each sort that stand for how their operators vary."""
+NUM_SOME = 64  # Iterations of each sort that stand for how their operators vary.
 
 
 def first_stages(run: Run, pool: int) -> Any:

@@ -11,8 +11,7 @@ from gnomon.serving.results.percentiles import NUM_BATCHES, mean_with_margin
 
 COMPARED = ("ttft_s", "tpot_s", "e2e_s", "scheduling_delay_s")
 
-_RESAMPLES = 400
-"""Bootstrap samples of a percentile: their 2.5 % and 97.5 % points are then steady to a few per cent."""
+_RESAMPLES = 400  # Bootstrap samples of a percentile: their 2.5 % and 97.5 % points are then steady to a few per cent.
 
 
 @dataclass(frozen=True)

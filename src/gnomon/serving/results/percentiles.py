@@ -11,8 +11,7 @@ LEVELS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 NUM_BATCHES = 20
 """Batches of the method of batch means; 20 to 30 is the usual advice (Law, Simulation Modeling and Analysis)."""
-_T_975 = 2.093
-"""Student's t at 97.5 % for 19 degrees of freedom."""
+_T_975 = 2.093  # Student's t at 97.5 % for 19 degrees of freedom.
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ import numpy as np
 from gnomon.core.arrays import Floats
 from gnomon.serving.engine.state import ABANDONED, REJECTED, SHED
 
-MIN_REQUESTS = 100
-"""Fewer say nothing about a trend."""
-MIN_SHARE = 0.02
-"""Share of the arrivals that stays behind before it is called growth."""
+MIN_REQUESTS = 100  # Fewer say nothing about a trend.
+MIN_SHARE = 0.02  # Share of the arrivals that stays behind before it is called growth.
 _NUM_PARTS = 10
 _MIN_TREND = 25
 """Mann-Kendall statistic of ten values: 25 or more of 45 pairs rise by chance in 1.4 % of cases (Kendall 1970)."""

@@ -22,8 +22,7 @@ from gnomon.serving.routers.observation import (
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
 from gnomon.serving.scenario.config import RouterConfig
 
-NUM_OPTIONS = 3
-"""Entries of `fleet.parameters` before the packed policy."""
+NUM_OPTIONS = 3  # Entries of `fleet.parameters` before the packed policy.
 
 
 def policy_numbers(config: RouterConfig) -> Floats:

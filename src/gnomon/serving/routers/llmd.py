@@ -14,8 +14,7 @@ from gnomon.serving.engine.state import replica_view
 from gnomon.serving.routers import Fleet, router
 
 WAITING, KV_USED, SCORE = range(3)
-SEEN = 3
-"""Numbers of memory per replica: requests that wait and share of KV in use, as last reported; and the score."""
+SEEN = 3  # Numbers of memory per replica: requests that wait and share of KV in use, as last reported; and the score.
 
 
 @inlined

@@ -10,10 +10,8 @@ from gnomon.core.arrays import Floats
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.llmd import KV_USED, SEEN, WAITING
 
-Index = OrderedDict[int, None]
-"""Hashes of prefixes that were sent to a replica, the oldest first."""
-_indices: dict[int, list[Index]] = {}
-"""By run: the identity of the router's memory, as long as that lives."""
+Index = OrderedDict[int, None]  # Hashes of prefixes that were sent to a replica, the oldest first.
+_indices: dict[int, list[Index]] = {}  # By run: the identity of the router's memory, as long as that lives.
 
 
 def _indices_of(fleet: Fleet) -> list[Index]:

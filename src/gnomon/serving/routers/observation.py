@@ -96,10 +96,8 @@ _ARRIVALS, _ARRIVED, _COMPLETIONS, _FINISHED, _OUTSTANDING, _PREFILL_S = range(6
 MEMORY_PER_REPLICA = 6
 # ... and, behind all of them, of the fleet.
 _LAST_S, _GAP, _SLOW_GAP, _SQUARED_GAP, _PROMPT, _COUNT, _WINDOW_S, _SQUARED_FIRST = range(8)
-_QUICK, _SLOW, _SLOWEST = 0.05, 0.005, 1e-4
-"""Weights of the newest arrival in the moving averages."""
-_LIVES = 4.0
-"""Length of the window of recent prefills, in lives of a mean request."""
+_QUICK, _SLOW, _SLOWEST = 0.05, 0.005, 1e-4  # Weights of the newest arrival in the moving averages.
+_LIVES = 4.0  # Length of the window of recent prefills, in lives of a mean request.
 
 
 class Arrival(NamedTuple):
@@ -113,8 +111,7 @@ class Arrival(NamedTuple):
 
 
 _FIRST_TOKEN, _STALL, _CROWDING, _STALLS_TO_COME = ADDED_WEIGHTS.values()
-PATIENCE = 2.5
-"""Usual `patience` (see `longest_wait_s`)."""
+PATIENCE = 2.5  # Usual `patience` (see `longest_wait_s`).
 
 
 @inlined

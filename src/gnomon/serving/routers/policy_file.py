@@ -26,8 +26,7 @@ from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HA
 from gnomon.serving.scenario.config import QUEUE_DEPTH, LengthsKnown
 
 FORMAT = 1
-CLIP = 10.0
-"""Normalised features are cut off here."""
+CLIP = 10.0  # Normalised features are cut off here.
 LAYERS = ("phi0", "phi1", "rho0", "rho1")
 
 

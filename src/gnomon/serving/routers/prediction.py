@@ -21,8 +21,7 @@ PRIOR_OUTPUT, PRIOR_WEIGHT = 200.0, 10.0
 _WITHOUT_BUDGET = 4096
 """Prompt tokens of an iteration where the policy has no token budget: the prompts of an iteration are priced as one,
 and attention over one as long as the whole queue would cost many times what it does."""
-_SHORTEST_S = 1e-9
-"""Ratios of times must exist even where a table of the user's says that nothing takes any time."""
+_SHORTEST_S = 1e-9  # Ratios of times must exist even where a table of the user's says that nothing takes any time.
 
 
 class Prediction(NamedTuple):

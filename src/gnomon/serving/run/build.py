@@ -21,8 +21,7 @@ from gnomon.serving.scenario.pools import policies_of
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
-_ROWS = 4096
-"""Requests that are written at a time."""
+_ROWS = 4096  # Requests that are written at a time.
 
 
 @dataclass(frozen=True)

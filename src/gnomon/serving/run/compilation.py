@@ -151,8 +151,7 @@ class BackgroundCompilation:
         return _compiled_proceed()
 
 
-compile_beside = cache(BackgroundCompilation)
-"""Called as early as possible; there is one in a process."""
+compile_beside = cache(BackgroundCompilation)  # Called as early as possible; there is one in a process.
 
 
 @cache

@@ -20,11 +20,9 @@ from gnomon.serving.autoscaling.replicas import PAID, history
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
 
-_HALVINGS = 7
-"""Of the bracket in which the first schedule is looked for."""
+_HALVINGS = 7  # Of the bracket in which the first schedule is looked for.
 
-Plan = tuple[int, ...]
-"""Replicas in each piece of the run."""
+Plan = tuple[int, ...]  # Replicas in each piece of the run.
 
 
 class _Tried(NamedTuple):

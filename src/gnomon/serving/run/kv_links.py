@@ -79,8 +79,7 @@ def open_pools(
     return transfers
 
 
-FLEET_EVENTS = 64
-"""Events in the calendar at a time for each replica of a fleet that changes, beside the arrivals."""
+FLEET_EVENTS = 64  # Events in the calendar at a time for each replica of a fleet that changes, beside the arrivals.
 
 
 def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int:

@@ -21,10 +21,8 @@ from gnomon.serving.features.cancel import cancel
 from gnomon.serving.features.front_end import is_before_router
 from gnomon.workload import PatienceConfig, Requests
 
-BETWEEN = (NOT_ARRIVED, PARKED, MOVING)
-"""On its way to a replica: nobody can let it go."""
-LOOK_AGAIN_S = 0.02
-"""One that is on its way between replicas cannot be let go: it is looked at again after this long."""
+BETWEEN = (NOT_ARRIVED, PARKED, MOVING)  # On its way to a replica: nobody can let it go.
+LOOK_AGAIN_S = 0.02  # One that is on its way between replicas cannot be let go: it is looked at again after this long.
 
 
 def with_tries(requests: Requests, patience: PatienceConfig) -> Requests:

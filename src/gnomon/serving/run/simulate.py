@@ -297,8 +297,7 @@ def _measured(
     return done.requests, done.cluster.requests
 
 
-LATEST_S = 1e12
-"""Some thirty thousand years: beyond, differences of times mean nothing."""
+LATEST_S = 1e12  # Some thirty thousand years: beyond, differences of times mean nothing.
 
 
 def _check_clock(cluster: Cluster, requests: Requests) -> None:

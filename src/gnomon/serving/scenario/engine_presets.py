@@ -21,8 +21,7 @@ from gnomon.serving.scenario.sampling import SamplerEra
 
 FOLDER = files("gnomon.serving.scenario") / "data" / "engines"
 
-NO_ENGINE = "none"
-"""Kernels only."""
+NO_ENGINE = "none"  # Kernels only.
 Sections = dict[str, dict[str, Any]]
 Drafting = Literal["head", "model", "free"]
 """What drafts tokens: layers of the model's own kind (multi-token prediction, EAGLE), a model, or something whose time

@@ -20,8 +20,7 @@ from gnomon.workload import Requests
 
 Role = Literal["both", "prefill", "decode"]
 
-MOST_RUNNING = 1 << 16
-"""Requests of a replica that there are places for where no cap is given."""
+MOST_RUNNING = 1 << 16  # Requests of a replica that there are places for where no cap is given.
 
 
 class PoolConfig(Config):

@@ -19,15 +19,12 @@ from gnomon.timing.iteration import IterationTables, blank, draft_head, stack, w
 from gnomon.timing.operators.sampling import SamplerConfig
 from gnomon.workload import Requests, limit_lengths
 
-MAX_POLICIES = 4
-"""Different batching policies in one fleet: a fixed number, so that the engine is compiled once."""
+MAX_POLICIES = 4  # Different batching policies in one fleet: a fixed number, so that the engine is compiled once.
 
 PER_REQUEST = 700
 """Bytes: drawn lengths and arrivals, the request's state, its share of the log. Measured with a million requests."""
-PER_RANK = 4_000
-"""Bytes of a replica's (or data-parallel rank's) state and queues; measured with 10,000 replicas."""
-PER_BLOCK = 80
-"""Bytes of a KV block that can be found again by its content, where prompts share prefixes."""
+PER_RANK = 4_000  # Bytes of a replica's (or data-parallel rank's) state and queues; measured with 10,000 replicas.
+PER_BLOCK = 80  # Bytes of a KV block that can be found again by its content, where prompts share prefixes.
 
 
 def check_size(scenario: Scenario, num_requests: int = 0) -> None:

@@ -41,8 +41,7 @@ def _kept(config: Any) -> dict[str, float]:
     return {key: float(found[key]) for key in KEYS if isinstance(found.get(key), int | float)}
 
 
-GREEDY = SamplingConfig(temperature=0.0)
-"""What is simulated where neither an engine nor `sampling` is given."""
+GREEDY = SamplingConfig(temperature=0.0)  # What is simulated where neither an engine nor `sampling` is given.
 
 
 class SamplerEra(Config):

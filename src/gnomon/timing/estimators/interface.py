@@ -8,8 +8,7 @@ from typing import Protocol
 from gnomon.core.arrays import Floats
 from gnomon.core.registry import Registry
 
-Formula = Callable[[Floats], Floats]
-"""Seconds at points [rows, sizes]; positive."""
+Formula = Callable[[Floats], Floats]  # Seconds at points [rows, sizes]; positive.
 
 
 class Bound(Protocol):

@@ -15,8 +15,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 
 _FORM = re.compile(r"power_law_(\d+(?:\.\d+)?)(_eplb)?")
-_LARGEST = 0.8 * 4096
-"""The largest load over the smallest, for a batch of 4,096 tokens."""
+_LARGEST = 0.8 * 4096  # The largest load over the smallest, for a batch of 4,096 tokens.
 _DRAWS = 32
 _EXPERTS_PER_SPARE_SLOT = 8
 

@@ -14,8 +14,7 @@ from gnomon.ui.blocks import WITH_TOOLS, blank, shown
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.turns import Question, Stale
 
-ABOVE_PX = 10
-"""Above a plot whose legend stands over it."""
+ABOVE_PX = 10  # Above a plot whose legend stands over it.
 
 
 def draw_live(

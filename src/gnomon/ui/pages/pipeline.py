@@ -32,12 +32,9 @@ _OPTIONS = {"precision": {"options": PRECISIONS}, "sharding": {"options": SHARDI
 OF_MODEL = form("model_on_gpus", order={"default": USUAL, "options": _orders}, **_OPTIONS)
 
 GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
-MODEL, SCHEDULES = "model", "schedules"
-"""The tabs: a model on GPUs, and schedules with given times."""
-STUDY = "study"
-"""The schedule of the priority study: 1F1B whose ranks take whatever is ready."""
-MAX_PASSES = 1024
-"""Stages x micro-batches that a page can still draw in a second."""
+MODEL, SCHEDULES = "model", "schedules"  # The tabs: a model on GPUs, and schedules with given times.
+STUDY = "study"  # The schedule of the priority study: 1F1B whose ranks take whatever is ready.
+MAX_PASSES = 1024  # Stages x micro-batches that a page can still draw in a second.
 LENGTHS = {
     "fwd": "fwd_len", "bwd": "bwd_len", "prop": "prop_len", "sync": "sync_base_len", "sync_freq": "sync_freq",
     "fwd_impact": "fwd_impact", "bwd_impact": "bwd_impact",

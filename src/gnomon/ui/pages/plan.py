@@ -106,8 +106,7 @@ NO_SEARCH = (
     "Press Search, or open a search that was run before. A search finds the capacity of every combination of the space "
     "under the limits; it can be cancelled, and goes on where it stopped when it is run again."
 )
-TOP = 25
-"""Rows of the ranking."""
+TOP = 25  # Rows of the ranking.
 
 
 @dataclass(frozen=True)

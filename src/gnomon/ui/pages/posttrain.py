@@ -22,8 +22,7 @@ from gnomon.ui.pages.pieces import draw_live, not_tall, register_boxes, tall, ta
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.uploads import check_is_data
 
-MAX_SEQUENCES = 65_536
-"""Sequences of all steps that a page waits for: a second or two."""
+MAX_SEQUENCES = 65_536  # Sequences of all steps that a page waits for: a second or two.
 
 EXAMPLES: dict[str, dict[str, Any]] = own_yaml(Path(__file__).with_name("posttrain_examples.yaml"))
 

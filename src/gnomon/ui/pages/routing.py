@@ -31,8 +31,7 @@ from gnomon.ui.turns import told_if_too_large
 
 METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
 STATISTICS = {"mean": "mean", "p99": "P99"}
-MAX_REQUESTS = 100_000
-"""Requests that every router serves."""
+MAX_REQUESTS = 100_000  # Requests that every router serves.
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ CONTROLS = (
     Hidden("job"),
 )
 FOR_CURVES = tuple(one.name for one in CONTROLS if one.group == CURVES)
-VIEWED = ("metric", "statistic")
-"""What is shown of a comparison that has been made."""
+VIEWED = ("metric", "statistic")  # What is shown of a comparison that has been made.
 
 
 def body(state: dict[str, Any]) -> list[Component]:

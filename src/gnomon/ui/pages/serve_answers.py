@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from gnomon.api.serving import Intervals, Summary
 
 MAX_PINS = 4
-_BETWEEN = ";"
-"""Never part of a query, which spells it %3B."""
+_BETWEEN = ";"  # Never part of a query, which spells it %3B.
 NOW = "now"
 
 

@@ -86,8 +86,7 @@ def _predict_all(todo: list[Server], jobs: int | None, ray: str | None) -> Itera
         yield todo[outcome.index], failed or outcome.unwrap()
 
 
-LOST = "its worker died"
-"""The problem of a server that can be asked again: it is not kept."""
+LOST = "its worker died"  # The problem of a server that can be asked again: it is not kept.
 
 
 class _Kept:

@@ -27,8 +27,7 @@ ACCEPTANCE = 0.65
 servers with an even crc32(id), one figure for all models, engines and numbers of drafts. (Curves measured on coding
 prompts yield a fifth more tokens per round.)"""
 
-ONE_NVLINK_DOMAIN = ("gb200", "gb300")
-"""Systems whose workers are linked by NVLink: 72 GPUs in one rack."""
+ONE_NVLINK_DOMAIN = ("gb200", "gb300")  # Systems whose workers are linked by NVLink: 72 GPUs in one rack.
 
 
 def scenario_of(server: Server) -> Scenario:

@@ -34,8 +34,7 @@ from gnomon.timing.sources.silicon import data_folder
 
 Family = Literal["inferencex", "sweeps"]
 
-NODE_GPUS = 8
-"""More GPUs than this in one aggregated server are no tensor-parallel group."""
+NODE_GPUS = 8  # More GPUs than this in one aggregated server are no tensor-parallel group.
 
 TOLD_512 = ("openai/gpt-oss-120b", "h100", "vllm", 512)
 FROM_DAY, TO_DAY = "2025-10-30", "2026-01-05"

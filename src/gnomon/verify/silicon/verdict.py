@@ -13,8 +13,7 @@ from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep
 
 TPOT_LIMITS_S = (0.010, 0.020, 0.030, 0.050, 0.100)
 """Interactivity at which layouts are ranked: 100 to 10 tokens per second and user."""
-MIN_SERVERS = 5
-"""Servers that a group needs to be ranked."""
+MIN_SERVERS = 5  # Servers that a group needs to be ranked.
 
 GROUPS: dict[str, Callable[[Scored], str]] = {
     "family": lambda s: s.server.family,

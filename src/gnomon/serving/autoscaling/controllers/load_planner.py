@@ -6,8 +6,7 @@ The planner has a budget of GPUs; where all are in use, one role can only get a 
 
 from gnomon.serving.autoscaling.controllers import View, controller
 
-WAITING_KV = 0.02
-"""Share of the KV memory that a request that waits is taken to need."""
+WAITING_KV = 0.02  # Share of the KV memory that a request that waits is taken to need.
 PERIODS = 3
 """Decisions after a new decode replica in which none is taken away; and of the trend by which a queue is foretold."""
 

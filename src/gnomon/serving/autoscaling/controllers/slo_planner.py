@@ -15,10 +15,8 @@ from gnomon.core.arrays import Floats
 from gnomon.serving.autoscaling.controllers import View, controller
 
 OPTIONS = {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0, "season_s": 0.0}
-RECOUNTED = 3.3
-"""Standard deviations of a count, which all but 1 % of second counts are not above the first."""
-NOISE = 1.5
-"""Times their variance: what rates may miss a line by."""
+RECOUNTED = 3.3  # Standard deviations of a count, which all but 1 % of second counts are not above the first.
+NOISE = 1.5  # Times their variance: what rates may miss a line by.
 
 
 @controller("slo_planner", options=OPTIONS, profiles=True)

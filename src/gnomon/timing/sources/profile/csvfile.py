@@ -18,8 +18,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError, nearest
 from gnomon.core.text import check_width
 
-Names = tuple[str, str]
-"""Device and model, as a path spells them."""
+Names = tuple[str, str]  # Device and model, as a path spells them.
 
 
 def folders_of(

@@ -103,8 +103,7 @@ def _non_negative(relative: Floats) -> Floats:
     return prices
 
 
-MIN_ROWS = 3
-"""Fewer measurements than this say nothing about a shape."""
+MIN_ROWS = 3  # Fewer measurements than this say nothing about a shape.
 
 FARTHEST_FROM_ROOFLINE = 100.0
 

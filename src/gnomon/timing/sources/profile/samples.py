@@ -12,8 +12,7 @@ from gnomon.core.text import own_yaml
 from gnomon.timing import operators
 from gnomon.timing.host import HostConfig
 
-Key = tuple[str | int, ...]
-"""A name of the operator graph, ("name", ...), or a shape, e.g. ("gemm", n, k)."""
+Key = tuple[str | int, ...]  # A name of the operator graph, ("name", ...), or a shape, e.g. ("gemm", n, k).
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,8 @@ IN_SERVER = {"rtx-4090": 0.967}
 OPERATORS: dict[str, list[str]] = NAMED["servingsim"]
 """A layer of dense.csv or per_sequence.csv -> the operators of our graph that it times."""
 
-MOST_FOLDERS = 10_000
-"""Folders that are looked into; the tables that are published have a few dozen."""
-INCLUDED = ("kv_write",)
-"""Operators that another one's measurement contains."""
+MOST_FOLDERS = 10_000  # Folders that are looked into; the tables that are published have a few dozen.
+INCLUDED = ("kv_write",)  # Operators that another one's measurement contains.
 
 
 def find_root(path: Path) -> Path | None:

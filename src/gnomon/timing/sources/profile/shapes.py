@@ -14,14 +14,12 @@ from gnomon.timing.operators import Decode, Gemm, Mixed, Operator, Prefill, Work
 from gnomon.timing.sources.profile.samples import Bundle, Key, Samples, shape_keys
 
 NUM_NEIGHBOURS = 4
-FARTHEST = 2.0
-"""Shapes more than this factor away in any dimension say nothing."""
+FARTHEST = 2.0  # Shapes more than this factor away in any dimension say nothing.
 
 BETWEEN_ERROR = 0.03
 """Median error of a shape that is left out and made from its neighbours: see `benchmarks/between_measurements.py`."""
 
-Seconds = Callable[..., Floats]
-"""Seconds of an operator at its sizes, by formula."""
+Seconds = Callable[..., Floats]  # Seconds of an operator at its sizes, by formula.
 
 
 def from_neighbours(bundle: Bundle, operator: Operator, formula: Seconds) -> Samples | None:

@@ -20,8 +20,7 @@ from gnomon.timing.operators import Operator
 from gnomon.timing.sources import Source
 from gnomon.timing.sources.profile.samples import Bundle, SkewSamples, shape_keys
 
-SPREAD = 0.25
-"""Share of long sequences in a batch of two lengths that stands for evenly spread ones."""
+SPREAD = 0.25  # Share of long sequences in a batch of two lengths that stands for evenly spread ones.
 
 
 def skew_table(skew: SkewSamples, decodes: Floats) -> Floats | None:

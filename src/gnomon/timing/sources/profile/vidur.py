@@ -21,8 +21,7 @@ from gnomon.timing.sources.profile.samples import NAMED, Bundle, Samples, collec
 
 MS = 1e-3
 
-OPERATORS: dict[str, list[str]] = NAMED["vidur"]
-"""A column of mlp.csv -> the operators of our graph that it times."""
+OPERATORS: dict[str, list[str]] = NAMED["vidur"]  # A column of mlp.csv -> the operators of our graph that it times.
 
 
 def find_root(path: Path) -> Path | None:

@@ -13,8 +13,7 @@ from gnomon.timing.sources.silicon.tables import Table
 
 US = 1e-6
 EXCHANGES = ("moe_a2a_perf", "wideep_deepep_ll_perf", "wideep_deepep_normal_perf", "trtllm_alltoall_perf")
-_NODE_RANKS = {"gb200": 4, "gb300": 4}
-"""GPUs of a node where the tables count nodes; 8 elsewhere."""
+_NODE_RANKS = {"gb200": 4, "gb300": 4}  # GPUs of a node where the tables count nodes; 8 elsewhere.
 
 
 def node_ranks(system: str) -> int:

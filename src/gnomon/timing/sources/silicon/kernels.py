@@ -16,8 +16,7 @@ from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon.tables import Table, find_tables
 
 MS = 1e-3
-FALL = 1.3
-"""How much longer than larger sizes a point may take. Tiles and waves of real kernels stay below it."""
+FALL = 1.3  # How much longer than larger sizes a point may take. Tiles and waves of real kernels stay below it.
 REACH = 5
 """How many larger sizes are looked at; the second smallest of their times counts, so that one odd point says
 nothing."""

@@ -27,8 +27,7 @@ from gnomon.timing.sources.silicon.untuned import SLOW, tuned
 
 LAUNCH_BOUND = SLOW
 """A module whose shortest prompt takes this much longer than in another engine's waits for launches."""
-PLATEAU = 1.6
-"""Up to this much above the shortest prompt's time, it still does."""
+PLATEAU = 1.6  # Up to this much above the shortest prompt's time, it still does.
 PROJECTIONS = ("qkv_a_proj", "q_b_proj", "q_proj", "kv_b_proj", "qkv_proj", "o_proj")
 """Operators whose time a module contains and that are taken off."""
 INSIDE = {

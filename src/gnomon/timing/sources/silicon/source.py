@@ -26,8 +26,7 @@ from gnomon.timing.sources.silicon.tables import SYSTEMS, data_folder
 
 _SPARSE_MODULES = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}
 """Width of a model -> the module of its sparse attention, as the tables call it."""
-_COMPRESSED_MODELS = {7168: "Pro", 4096: "Flash"}
-"""Width of a DeepSeek-V4 -> which of them it is."""
+_COMPRESSED_MODELS = {7168: "Pro", 4096: "Flash"}  # Width of a DeepSeek-V4 -> which of them it is.
 
 
 class Silicon(Measured):

@@ -16,8 +16,7 @@ from gnomon.timing.sources.silicon.tables import Table
 SLOW = 1.5
 """How much longer than another engine's a table may take in the median. All tables but those that were measured untuned
 lie below 1.45, those above 1.65."""
-MIN_COMMON = 30
-"""Fewer common points than this say nothing."""
+MIN_COMMON = 30  # Fewer common points than this say nothing.
 
 Points = Callable[..., pl.DataFrame]
 """Gives one row per point of a table and what is asked of it, all columns but `latency` naming the point."""
