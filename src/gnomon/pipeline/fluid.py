@@ -68,12 +68,9 @@ class Trace(NamedTuple):
     """What happened."""
 
     total_time: float
-    tasks: Records
-    """The tasks with `ready`, `start`, `end` and `throttled` filled in; NaN where a task never ran."""
-    segments: Floats
-    """Rows (task, from, to, share): every stretch of a transfer at one share; empty unless asked for."""
-    num_events: int = 0
-    """Steps the engine took: about one per task."""
+    tasks: Records  # The tasks with `ready`, `start`, `end` and `throttled` filled in; NaN where a task never ran.
+    segments: Floats  # Rows (task, from, to, share): every stretch of a transfer at one share; empty unless asked for.
+    num_events: int = 0  # Steps the engine took: about one per task.
 
 
 class Queues(NamedTuple):
@@ -86,16 +83,13 @@ class Queues(NamedTuple):
 class Scene(NamedTuple):
     """The arrays of a run, which are lent to compiled code."""
 
-    template: Records
-    """The tasks as they are before."""
+    template: Records  # The tasks as they are before.
     successors: Ints
     tasks: Records
     ranks: Records
     queues: Queues
-    present: Ints
-    """Scratch: ready transfers by rank and type."""
-    done: Ints
-    """Scratch: the tasks that a step has ended."""
+    present: Ints  # Scratch: ready transfers by rank and type.
+    done: Ints  # Scratch: the tasks that a step has ended.
 
 
 @inlined

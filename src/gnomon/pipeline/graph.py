@@ -14,14 +14,11 @@ _COLUMNS = ("work", "channel", "rank", "order", "type", "receiver", "impact")
 class Label(NamedTuple):
     """What a task is, for people and pictures."""
 
-    kind: str
-    """forward, backward, input_grad, weight_grad, overlap; fwd_prop, grad_prop, grad_sync, gather, latency."""
+    kind: str  # forward, backward, input_grad, weight_grad, overlap; fwd_prop, grad_prop, grad_sync, gather, latency.
     microbatch: int
     stage: int
-    other: Label | None = None
-    """Of an overlap: the backward that runs beside the forward."""
-    share: float = 1.0
-    """Of a pass or a transfer in pieces: this one's part of it."""
+    other: Label | None = None  # Of an overlap: the backward that runs beside the forward.
+    share: float = 1.0  # Of a pass or a transfer in pieces: this one's part of it.
 
     def __str__(self) -> str:
         text = f"{self.kind} {self.microbatch} at stage {self.stage}"

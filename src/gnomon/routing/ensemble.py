@@ -29,28 +29,20 @@ class Ensemble(NamedTuple):
     fleets: Fleet
     """Arrays as in a fleet, with a leading axis of lanes (but for `tables` and `parameters`, which all share). The
     memory is that of the observation."""
-    num_replicas: Ints
-    """[lane]"""
-    pending: Ints
-    """[lane]: the request to be routed next; all replicas are at its arrival."""
-    unwoken: Ints
-    """[lane]: the first request of this instant; receivers are woken when all of the instant are routed."""
-    active: Ints
-    """[lane, place]: requests in the system, for the accounts."""
+    num_replicas: Ints  # [lane]
+    pending: Ints  # [lane]: the request to be routed next; all replicas are at its arrival.
+    unwoken: Ints  # [lane]: the first request of this instant; receivers are woken when all of the instant are routed.
+    active: Ints  # [lane, place]: requests in the system, for the accounts.
     num_active: Ints
-    observation: Floats
-    """[lane, replica, feature], of the pending request; zero where there is no replica."""
+    observation: Floats  # [lane, replica, feature], of the pending request; zero where there is no replica.
     accounts: Floats
     """[lane, account]: since the last decision: time-integral of requests in the system, of requests without their
     first token, first tokens that came to miss their objective, requests ended; and now: requests in the system, and
     the coefficient of variation of their number over the replicas; last, since the last decision: how much the squares
     of the times to first tokens have grown."""
-    slo_ttft_s: Floats
-    """[1]"""
-    queue_depth: Ints
-    """[1]: requests of every queue that are observed."""
-    router_memory: Floats
-    """[lane, number]: memory of a router that is asked for its opinion (a teacher)."""
+    slo_ttft_s: Floats  # [1]
+    queue_depth: Ints  # [1]: requests of every queue that are observed.
+    router_memory: Floats  # [lane, number]: memory of a router that is asked for its opinion (a teacher).
 
 
 @macro

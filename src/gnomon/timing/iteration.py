@@ -29,22 +29,17 @@ class IterationTables(NamedTuple):
     prompt_s: Floats
     """[stage, prompt tokens]: what only tokens of prompts pass: latent expansion, linear attention in chunks; shape
     [stage, 0] for models without any."""
-    sequence_s: Floats
-    """[stage, sequences]: head and sampler."""
-    prefill_s: Floats
-    """[stage, chunk axis, kv axis]: attention of prefill chunks."""
+    sequence_s: Floats  # [stage, sequences]: head and sampler.
+    prefill_s: Floats  # [stage, chunk axis, kv axis]: attention of prefill chunks.
     decode_s: Floats
     """[stage, sequences, kv axis]: attention of decodes, and what else only decodes pass; sequences exact, kv = mean KV
     length."""
     mixed_s: Floats
     """[stage, chunk, kv before the chunk, decodes, kv of decodes] on the axes below when the source measured mixed
     batches, else size 0 in the second axis: prefill and decode times then add."""
-    chunk_axis: Floats
-    """Grid of chunk sizes: 0, then geometric from 1 with `POINTS_PER_OCTAVE` points per octave."""
-    kv_axis: Floats
-    """Grid of KV lengths, same form."""
-    decodes_axis: Floats
-    """Grid of decode counts for `mixed_s`, same form."""
+    chunk_axis: Floats  # Grid of chunk sizes: 0, then geometric from 1 with `POINTS_PER_OCTAVE` points per octave.
+    kv_axis: Floats  # Grid of KV lengths, same form.
+    decodes_axis: Floats  # Grid of decode counts for `mixed_s`, same form.
     skew: Floats
     """[stage, decodes axis, skew bin]: how far the time of a skewed batch lies from that at its mean KV length towards
     that at its maximum; size 0 in the second axis where not measured. `SKEW_BINS` equal bins of 1 - mean/max over

@@ -13,24 +13,15 @@ from gnomon.timing.iteration import POINTS_PER_OCTAVE, SKEW_BINS, IterationTable
 class Shape(NamedTuple):
     """What one iteration contains, as far as its time depends on it."""
 
-    tokens: int
-    """All tokens of the iteration."""
-    sequences: int
-    """Requests in the batch (each samples once)."""
-    chunks_squared: float
-    """Sum of chunk squared over the prefill chunks: they cost as one chunk of its root."""
-    chunks_kv: float
-    """Sum of chunk x KV tokens before it."""
-    decodes: int
-    """Requests that decode."""
-    decode_kv: float
-    """Sum of their KV lengths."""
-    decode_kv_max: float
-    """The longest of them."""
-    decode_tokens: int
-    """Tokens that they compute: one each, and those drafted before, which are verified."""
-    prompt_kv: float
-    """Sum of the KV tokens before the prefill chunks."""
+    tokens: int  # All tokens of the iteration.
+    sequences: int  # Requests in the batch (each samples once).
+    chunks_squared: float  # Sum of chunk squared over the prefill chunks: they cost as one chunk of its root.
+    chunks_kv: float  # Sum of chunk x KV tokens before it.
+    decodes: int  # Requests that decode.
+    decode_kv: float  # Sum of their KV lengths.
+    decode_kv_max: float  # The longest of them.
+    decode_tokens: int  # Tokens that they compute: one each, and those drafted before, which are verified.
+    prompt_kv: float  # Sum of the KV tokens before the prefill chunks.
 
 
 @inlined

@@ -90,10 +90,8 @@ BOOK = np.dtype(
 class Calendar(NamedTuple):
     """Events to come, and how far the run is."""
 
-    events: Any
-    """`EVENT` records, the first `num_events` as a binary heap."""
-    book: Any
-    """One `BOOK` record."""
+    events: Any  # `EVENT` records, the first `num_events` as a binary heap.
+    book: Any  # One `BOOK` record.
     reports: Ints
     """[replica]: 1 for the first replica of a group whose ends concern others: such groups advance together, in
     order of time. All others run ahead to the next event that meets them."""

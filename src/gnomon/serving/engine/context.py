@@ -22,20 +22,13 @@ class Fleet(NamedTuple):
 
     cluster: Cluster
     tables: IterationTables
-    draws: Floats
-    """[request, 2]: uniform random numbers for each arrival."""
-    parameters: Floats
-    """The router's options, in the order of its `parameters`."""
-    memory: Floats
-    """The router's own memory, zero at the start."""
-    predicted_output: Floats
-    """[request]: output tokens as predicted at arrival; size 0 where nothing is predicted."""
-    candidates: Ints
-    """The replicas that may be chosen: those that are up and take requests, in order of their numbers."""
-    gate: Floats
-    """The options of admission control."""
-    gate_memory: Floats
-    """[class, 2]: what admission control remembers, zero at the start."""
+    draws: Floats  # [request, 2]: uniform random numbers for each arrival.
+    parameters: Floats  # The router's options, in the order of its `parameters`.
+    memory: Floats  # The router's own memory, zero at the start.
+    predicted_output: Floats  # [request]: output tokens as predicted at arrival; size 0 where nothing is predicted.
+    candidates: Ints  # The replicas that may be chosen: those that are up and take requests, in order of their numbers.
+    gate: Floats  # The options of admission control.
+    gate_memory: Floats  # [class, 2]: what admission control remembers, zero at the start.
 
 
 def open_to_all(cluster: Cluster) -> tuple[Ints, Floats, Floats]:
@@ -53,13 +46,11 @@ class Engine(NamedTuple):
 
     proceed: Proceed
     policies: Policies
-    router: Router
-    """Answers with 1 + the replica: a router that failed has answered 0."""
+    router: Router  # Answers with 1 + the replica: a router that failed has answered 0.
     admission: Admission
     """Answers with 2 for a request that is let in, 1 for one that is turned away, 0 where it failed."""
     decode_router: Router
-    decider: Router
-    """Answers with 2 where a request is prefilled elsewhere, 1 where it is not, 0 where it failed."""
+    decider: Router  # Answers with 2 where a request is prefilled elsewhere, 1 where it is not, 0 where it failed.
 
 
 class RouterInputs(NamedTuple):
@@ -76,21 +67,16 @@ class Environment(NamedTuple):
     """All that happens outside the replicas."""
 
     calendar: Calendar
-    think_s: Floats
-    """[request]: the pause before it is sent in a closed loop; size 0 where there is none."""
-    front: Floats
-    """The front end (`gnomon.serving.features.front_end`)."""
+    think_s: Floats  # [request]: the pause before it is sent in a closed loop; size 0 where there is none.
+    front: Floats  # The front end (`gnomon.serving.features.front_end`).
     transfers: Transfers
-    decode: RouterInputs
-    """What the decode router gets."""
-    decider: Floats
-    """The options of the decider."""
+    decode: RouterInputs  # What the decode router gets.
+    decider: Floats  # The options of the decider.
     tiers: Tiers
     follower_first: Ints
     """[request + 1]: where the requests that wait for its end start among `followers`; size 0 where nobody waits."""
     followers: Ints
-    parents_left: Ints
-    """[request]: how many of those that it waits for have not ended."""
+    parents_left: Ints  # [request]: how many of those that it waits for have not ended.
     adapters: Adapters
     tool_cache: ToolCache
 

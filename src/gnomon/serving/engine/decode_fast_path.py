@@ -41,8 +41,7 @@ class Constants(NamedTuple):
 
     row: int
     slowdown: float
-    gpu_s: float
-    """Without attention."""
+    gpu_s: float  # Without attention.
     exposed_s: float
     least_s: float
     weight_bytes: float

@@ -57,19 +57,14 @@ CHUNK = np.dtype(
 class Log(NamedTuple):
     """The engine's notebook; `used` says how much of each array is written."""
 
-    iterations: Any
-    """`ITERATION` records."""
-    members: Ints
-    """[entry, (request, tokens)] of every batch; size 0 unless asked for."""
-    gap_s: Floats
-    """Seconds between a token and the one before it; `gap_count` tokens in a row share one entry."""
+    iterations: Any  # `ITERATION` records.
+    members: Ints  # [entry, (request, tokens)] of every batch; size 0 unless asked for.
+    gap_s: Floats  # Seconds between a token and the one before it; `gap_count` tokens in a row share one entry.
     gap_count: Ints
-    gap_bits: Ints
-    """The memory of `gap_s`, read as integers: numbers above 0 are in the same order."""
+    gap_bits: Ints  # The memory of `gap_s`, read as integers: numbers above 0 are in the same order.
     used: Ints
     """[6]: iterations, members, gaps; one in how many iterations is kept; how often gaps were merged; chunks."""
-    chunks: Any
-    """`CHUNK` records of all iterations; size 0 unless asked for. Those that find no room are counted only."""
+    chunks: Any  # `CHUNK` records of all iterations; size 0 unless asked for. Those that find no room are counted only.
 
 
 def new_log(

@@ -254,54 +254,36 @@ FLIGHT = np.dtype(
 class Replica(NamedTuple):
     """One replica, as a batching policy sees it. All fields are views: writing to them changes the simulation."""
 
-    state: Any
-    """One `REPLICA` record."""
-    requests: Any
-    """All requests of the simulation (`REQUEST` records); policies index it with the ids below."""
-    running: Ints
-    """Requests that hold blocks and are not in flight; the first `state.num_running` entries count."""
-    stepping: Ints
-    """[member, column]: requests whose decodes step together (see `gnomon.serving.engine.decode_group`)."""
-    growth: Ints
-    """How many of them need one more block at each step, modulo the block size."""
+    state: Any  # One `REPLICA` record.
+    requests: Any  # All requests of the simulation (`REQUEST` records); policies index it with the ids below.
+    running: Ints  # Requests that hold blocks and are not in flight; the first `state.num_running` entries count.
+    stepping: Ints  # [member, column]: requests whose decodes step together (see `gnomon.serving.engine.decode_group`).
+    growth: Ints  # How many of them need one more block at each step, modulo the block size.
     batch: Ints
     """The batch being formed: its first `state.batch_size` entries are request ids (but for those that step
     together, which are not written out)."""
-    batch_tokens: Ints
-    """How many tokens each of them computes."""
+    batch_tokens: Ints  # How many tokens each of them computes.
     parameters: Floats
     """Options of the policy, then free parameters (`batching.options` and `batching.parameters` in the scenario)."""
-    memory: Floats
-    """The policy's own memory (`PolicySpec.memory`), zero at the start and after a failure."""
-    group_memory: Floats
-    """That of the first replica of its group."""
-    block_key: Ints
-    """Prefix cache: the hash of what each block holds, 0 for nothing."""
-    block_users: Ints
-    """Prefix cache: how many requests hold each block."""
-    newer: Ints
-    """Prefix cache: free blocks as a doubly linked list, oldest first; the last entry is the list's own."""
+    memory: Floats  # The policy's own memory (`PolicySpec.memory`), zero at the start and after a failure.
+    group_memory: Floats  # That of the first replica of its group.
+    block_key: Ints  # Prefix cache: the hash of what each block holds, 0 for nothing.
+    block_users: Ints  # Prefix cache: how many requests hold each block.
+    newer: Ints  # Prefix cache: free blocks as a doubly linked list, oldest first; the last entry is the list's own.
     older: Ints
-    slot_key: Ints
-    """Prefix cache: hash table from keys to blocks, linear probing."""
+    slot_key: Ints  # Prefix cache: hash table from keys to blocks, linear probing.
     slot_block: Ints
     tables: Ints
     """Prefix cache: [row, position]: the blocks of each request that holds some; while blocks are only counted, the
     first entry is the request."""
-    free_rows: Ints
-    """Prefix cache: rows of `tables` that nobody uses."""
-    loose_blocks: Ints
-    """Prefix cache: blocks taken for requests that step together and not listed in `tables` yet."""
-    prefix_hashes: Ints
-    """Hashes of the prompts' blocks that may be shared between requests."""
-    acceptance: Floats
-    """The chance of each drafted token, given that those before it were accepted."""
-    classes: Floats
-    """[class, column]: the weight and the priority of each class of users."""
+    free_rows: Ints  # Prefix cache: rows of `tables` that nobody uses.
+    loose_blocks: Ints  # Prefix cache: blocks taken for requests that step together and not listed in `tables` yet.
+    prefix_hashes: Ints  # Hashes of the prompts' blocks that may be shared between requests.
+    acceptance: Floats  # The chance of each drafted token, given that those before it were accepted.
+    classes: Floats  # [class, column]: the weight and the priority of each class of users.
     service: Floats
     """[class, column]: this replica's accounts of the classes: requests that wait, tokens, and what a policy keeps."""
-    ranks: Any
-    """The `REPLICA` records of all replicas: those of its group are the ranks that step together with it."""
+    ranks: Any  # The `REPLICA` records of all replicas: those of its group are the ranks that step together with it.
 
 
 class Cluster(NamedTuple):
@@ -309,28 +291,22 @@ class Cluster(NamedTuple):
 
     replicas: Any
     requests: Any
-    flights: Any
-    """[replica, ring position] `FLIGHT` records."""
+    flights: Any  # [replica, ring position] `FLIGHT` records.
     running: Ints
     stepping: Ints
     growth: Ints
-    flight_requests: Ints
-    """[replica, ring position, place in the batch]"""
+    flight_requests: Ints  # [replica, ring position, place in the batch]
     flight_tokens: Ints
     next_end_s: Floats
     """[replica]: the records' `next_end_s` side by side, as arrivals look at all; only a group's first has one."""
     soonest_s: Floats
     """[a neighbourhood of replicas]: none of those whose ends concern others (`Calendar.reports`) ends before."""
-    stage_free_s: Floats
-    """[replica, stage]: when the stage has done all batches given to it."""
-    stage_start_s: Floats
-    """[replica, ring position, stage]"""
+    stage_free_s: Floats  # [replica, stage]: when the stage has done all batches given to it.
+    stage_start_s: Floats  # [replica, ring position, stage]
     stage_end_s: Floats
     parameters: Floats
-    policy_memory: Floats
-    """[replica, number]"""
-    acceptance: Floats
-    """[replica, position]"""
+    policy_memory: Floats  # [replica, number]
+    acceptance: Floats  # [replica, position]
     block_key: Ints
     block_users: Ints
     newer: Ints
@@ -341,32 +317,23 @@ class Cluster(NamedTuple):
     free_rows: Ints
     loose_blocks: Ints
     prefix_hashes: Ints
-    classes: Floats
-    """[class, column]"""
-    service: Floats
-    """[replica, class, column]"""
-    recorded_first: Ints
-    """[replica]: where its recorded stage times start; size 0 unless times are replayed."""
-    recorded_s: Floats
-    """[batch, stage]"""
+    classes: Floats  # [class, column]
+    service: Floats  # [replica, class, column]
+    recorded_first: Ints  # [replica]: where its recorded stage times start; size 0 unless times are replayed.
+    recorded_s: Floats  # [batch, stage]
     control: Ints
     """[6]: how many more iterations this slice may run (`BUDGET`), what went wrong, where (`FAULT` ...), how many
     requests wait for a replica to be up, and how many were turned away."""
     adapter_slots: Any
     """[replica, slot] `ADAPTER_SLOT` records: the LoRA adapters that are loaded; no slots where there are none."""
     # Where requests' time goes (`gnomon.serving.features.breakdown`); all of size 0 unless it is asked for.
-    breakdown: Any
-    """`ENTRY` records, one of each request."""
-    parts_ns: Ints
-    """[request, before and after its first token, part]"""
+    breakdown: Any  # `ENTRY` records, one of each request.
+    parts_ns: Ints  # [request, before and after its first token, part]
     clocks: Ints
     """[replica, column]: what its waiting requests wait for, what its decodes spend their time on, and more."""
-    flight_ns: Ints
-    """[replica, ring position, part]: the time of a batch in flight, divided."""
-    floor_ns: Ints
-    """[row of the tables, decodes]: an iteration of so many decodes with empty contexts."""
-    context_ns: Ints
-    """[row of the tables, length]: what contexts add to a decode alone, summed over all lengths below."""
+    flight_ns: Ints  # [replica, ring position, part]: the time of a batch in flight, divided.
+    floor_ns: Ints  # [row of the tables, decodes]: an iteration of so many decodes with empty contexts.
+    context_ns: Ints  # [row of the tables, length]: what contexts add to a decode alone, summed over all lengths below.
 
 
 @inlined

@@ -34,16 +34,11 @@ FOUND, LOADED, WAITED = range(3)
 class Adapters(NamedTuple):
     """The adapters of a run and what replicas do about them, beside their slots (`Cluster.adapter_slots`)."""
 
-    load_s: Floats
-    """[adapter]: seconds to load it; size 0 where there are none."""
-    free_s: Floats
-    """[replica]: when all its loads so far are done."""
-    line: Ints
-    """[replica, 3]: requests that wait for a slot, as a list: `NUM_IN_LINE` ..."""
-    counts: Ints
-    """[replica, 3]: requests that found their adapter, loads, and requests that waited for a slot."""
-    slowdown: Floats
-    """[adapters in use]: how much longer an iteration takes, as a share; the last goes on."""
+    load_s: Floats  # [adapter]: seconds to load it; size 0 where there are none.
+    free_s: Floats  # [replica]: when all its loads so far are done.
+    line: Ints  # [replica, 3]: requests that wait for a slot, as a list: `NUM_IN_LINE` ...
+    counts: Ints  # [replica, 3]: requests that found their adapter, loads, and requests that waited for a slot.
+    slowdown: Floats  # [adapters in use]: how much longer an iteration takes, as a share; the last goes on.
 
 
 @dataclass(frozen=True)

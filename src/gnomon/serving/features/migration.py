@@ -12,6 +12,7 @@ import numpy as np
 
 from gnomon.core.arrays import Ints
 from gnomon.jit import borrow, bound, jit
+from gnomon.serving.engine import state
 from gnomon.serving.engine.allocation import renew, settle
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
@@ -19,19 +20,9 @@ from gnomon.serving.engine.decode_group import processed_now
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.prefix_cache import track_blocks
-from gnomon.serving.engine.state import (
-    FINISHED,
-    IN_FLIGHT,
-    LEAVES,
-    NONE,
-    NOT_ARRIVED,
-    REJECTED,
-    Cluster,
-    replica_view,
-)  # fmt: skip
 from gnomon.serving.features.cancel import end_early, is_news
 
-_view = getattr(replica_view, "py_func", replica_view)
+_view = getattr(state.replica_view, "py_func", state.replica_view)
 
 
 @jit
@@ -69,11 +60,11 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> 
     for r in range(first, last):
         settle(cluster, r)
     is_here = (first <= requests.replica) & (requests.replica < last)
-    is_here &= (requests.status != FINISHED) & (requests.status != REJECTED)
-    ids = np.flatnonzero(is_here & (requests.status != NOT_ARRIVED))
+    is_here &= (requests.status != state.FINISHED) & (requests.status != state.REJECTED)
+    ids = np.flatnonzero(is_here & (requests.status != state.NOT_ARRIVED))
     requests.prefill_tokens[ids] = np.maximum(requests.prefill_tokens[ids], requests.processed[ids])
     requests.num_restarts[ids] += requests.processed[ids] > 0
-    for name, value in (("processed", 0), ("num_blocks", 0), ("status", NOT_ARRIVED), ("replica", NONE)):
+    for name, value in (("processed", 0), ("num_blocks", 0), ("status", state.NOT_ARRIVED), ("replica", state.NONE)):
         requests[name][ids] = value
     for r in range(first, last):
         renew(cluster, r)
@@ -81,19 +72,19 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, first: int, now: float) -> 
     return ids, stop
 
 
-def send_away(cluster: Cluster, request_id: int, to: int) -> bool:
+def send_away(cluster: state.Cluster, request_id: int, to: int) -> bool:
     """Let a request that decodes leave for replica `to` with the token that is being computed. Returns whether it does:
     one that waits, is prefilled, or ends with that token stays."""
     request = cluster.requests[request_id]
     replica = _view(cluster, int(request.replica))
-    if request.status != IN_FLIGHT or request.processed <= request.prefill_tokens or is_news(replica, request_id):
+    if request.status != state.IN_FLIGHT or request.processed <= request.prefill_tokens or is_news(replica, request_id):
         return False
-    if request.total_tokens - processed_now(replica, request_id) < 2 or request.held_counts == LEAVES:
+    if request.total_tokens - processed_now(replica, request_id) < 2 or request.held_counts == state.LEAVES:
         return False
     if replica.state.prefix_cache != 0 and replica.state.tracks_blocks == 0:
         track_blocks(replica)  # Later, blocks that are held for those on their way could not be told.
     end_early(cluster, replica, request_id)
-    request.held_counts = LEAVES
+    request.held_counts = state.LEAVES
     request.prefill_replica, request.decode_replica = request.replica, to
     cluster.replicas[to].num_coming += 1
     return True

@@ -28,8 +28,7 @@ class BlockSet(NamedTuple):
     older: Ints
     slot_key: Ints
     slot_block: Ints
-    used: Ints
-    """[1]: entries in use."""
+    used: Ints  # [1]: entries in use.
 
 
 def num_slots(max_keys: int) -> int:
@@ -84,27 +83,20 @@ TIER = np.dtype(
 class Tiers(NamedTuple):
     """All shelves. Those of tier t are `t * num_replicas + replica`, the shared one that of replica 0."""
 
-    tiers: Any
-    """[source] `TIER` records: host, SSD, remote store, other replicas."""
+    tiers: Any  # [source] `TIER` records: host, SSD, remote store, other replicas.
     block_key: Ints
     newer: Ints
     older: Ints
     slot_key: Ints
     slot_block: Ints
-    used: Ints
-    """[shelf, 1]: entries in use."""
-    loading: Ints
-    """[request, place]: the blocks of its prefix, held while the last of them are loaded."""
-    num_loading: Ints
-    """[request]"""
-    source: Ints
-    """[request]: where the last of its loads came from."""
+    used: Ints  # [shelf, 1]: entries in use.
+    loading: Ints  # [request, place]: the blocks of its prefix, held while the last of them are loaded.
+    num_loading: Ints  # [request]
+    source: Ints  # [request]: where the last of its loads came from.
     loaded_tokens: Ints
     """[replica, source + 1]: prompt tokens loaded from each source; and found somewhere, but computed."""
-    block_bytes: Floats
-    """[replica]"""
-    always_loads: Ints
-    """[1]: loads whatever computing would take."""
+    block_bytes: Floats  # [replica]
+    always_loads: Ints  # [1]: loads whatever computing would take.
 
 
 def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_request: int) -> Tiers:

@@ -30,13 +30,10 @@ class ToolCache(NamedTuple):
     """What is held and when blocks were used; all of size 0 where nothing is asked for."""
 
     settings: Floats
-    parent_first: Ints
-    """[request + 1]: where the calls that a request waits for start among `parents`."""
+    parent_first: Ints  # [request + 1]: where the calls that a request waits for start among `parents`.
     parents: Ints
-    held: Ints
-    """[request]: leading blocks of an ended call that are held."""
-    used_s: Floats
-    """[replica, block]: when a request that used it ended last."""
+    held: Ints  # [request]: leading blocks of an ended call that are held.
+    used_s: Floats  # [replica, block]: when a request that used it ended last.
 
 
 def open_tool_cache(config: ToolCacheConfig, requests: Requests, cluster: Cluster) -> ToolCache:

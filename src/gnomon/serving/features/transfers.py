@@ -40,18 +40,13 @@ class Transfers(NamedTuple):
 
     flows: Any
     """[request] `TRANSFER` records; size 0 where nothing moves. A request's KV is loaded before it can move on."""
-    links: Any
-    """[link] `LINK` records: first those of the replicas."""
-    active: Ints
-    """The transfers under way: the first `book.num_active` entries."""
-    present: Ints
-    """Scratch."""
+    links: Any  # [link] `LINK` records: first those of the replicas.
+    active: Ints  # The transfers under way: the first `book.num_active` entries.
+    present: Ints  # Scratch.
     weights: Floats
     tiers: Ints
-    bytes_per_token: Floats
-    """[replica]: KV that a replica takes in for a token."""
-    settings: Floats
-    """[7]: `LATENCY_S` ..."""
+    bytes_per_token: Floats  # [replica]: KV that a replica takes in for a token.
+    settings: Floats  # [7]: `LATENCY_S` ...
 
 
 LATENCY_S, HOP_S, TIMEOUT_S, OVERLAP, LAST_PART, IS_DOWN, PREFILLS_AGAIN = range(7)

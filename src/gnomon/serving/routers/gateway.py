@@ -58,18 +58,12 @@ _SHORTEST_SILENCE_S, _NEVER_S, _PRIME = 0.25, 1e9, 2_147_483_647
 class Known(NamedTuple):
     """A replica, as far as it is known."""
 
-    running: int
-    """Requests that have had a token, or are about to."""
-    waiting: int
-    """Those that have not, in front ends too."""
-    prefill: float
-    """Prompt tokens to compute yet."""
-    kv: float
-    """Tokens of context per running request."""
-    free: float
-    """Tokens of KV memory not in use."""
-    begun_s: float
-    """Until the batch in flight ends; half an iteration where that is not known."""
+    running: int  # Requests that have had a token, or are about to.
+    waiting: int  # Those that have not, in front ends too.
+    prefill: float  # Prompt tokens to compute yet.
+    kv: float  # Tokens of context per running request.
+    free: float  # Tokens of KV memory not in use.
+    begun_s: float  # Until the batch in flight ends; half an iteration where that is not known.
     is_silent: bool
 
 

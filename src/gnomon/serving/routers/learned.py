@@ -8,17 +8,7 @@ import numpy as np
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.jit import inlined
-from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.observation import (
-    FIRST_TOKEN,
-    MEMORY_PER_REPLICA,
-    NUM_FEATURES,
-    PATIENCE,
-    PREFILL_SPEED,
-    longest_wait_s,
-    observe,
-    remember_choice,
-)
+from gnomon.serving.routers import Fleet, observation, router
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
 from gnomon.serving.scenario.config import RouterConfig
 
@@ -60,8 +50,8 @@ def _relu(x: Any, count: int) -> None:
 
 @inlined
 def _normalise(numbers: Floats, first: int, row: Any) -> None:
-    for i in range(NUM_FEATURES):
-        value = (row[i] - numbers[first + i]) / numbers[first + NUM_FEATURES + i]
+    for i in range(observation.NUM_FEATURES):
+        value = (row[i] - numbers[first + i]) / numbers[first + observation.NUM_FEATURES + i]
         row[i] = min(CLIP, max(-CLIP, value))
 
 
@@ -95,8 +85,8 @@ def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> No
     """The scores of `count` replicas from their features, by the policy packed at `first`. `rows` are used up."""
     hidden, is_recurrent = int(numbers[first]), numbers[first + 2] > 0.0
     normaliser = first + 3
-    phi0 = normaliser + 2 * NUM_FEATURES
-    phi1 = phi0 + NUM_FEATURES * hidden + hidden
+    phi0 = normaliser + 2 * observation.NUM_FEATURES
+    phi1 = phi0 + observation.NUM_FEATURES * hidden + hidden
     rho0 = phi1 + hidden * hidden + hidden
     rho1 = rho0 + (4 if is_recurrent else 3) * hidden * hidden + hidden
     h, between = np.empty((count, hidden)), np.empty(hidden)
@@ -104,7 +94,7 @@ def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> No
     for r in range(count):
         _normalise(numbers, normaliser, rows[r])
         _begin_with(numbers, phi1 - hidden, between, hidden)
-        _layer(numbers, phi0, rows[r], NUM_FEATURES, between, hidden)
+        _layer(numbers, phi0, rows[r], observation.NUM_FEATURES, between, hidden)
         _relu(between, hidden)
         _begin_with(numbers, rho0 - hidden, h[r], hidden)
         _layer(numbers, phi1, between, hidden, h[r], hidden)
@@ -189,23 +179,23 @@ def _temperature(fleet: Fleet) -> float:
 
 
 @router(
-    "learned", options={"temperature": 0.0, "patience": PATIENCE, "idle_temperature": 0.0}, memory=MEMORY_PER_REPLICA,
-    predicts=True, numbers=policy_numbers,
+    "learned", options={"temperature": 0.0, "patience": observation.PATIENCE, "idle_temperature": 0.0},
+    memory=observation.MEMORY_PER_REPLICA, predicts=True, numbers=policy_numbers,
 )  # fmt: skip
 def learned(fleet: Fleet, request_id: int) -> int:
     """The replica with the highest score of those where the request does not wait too long; with a `temperature`,
     sampled from the softmax of the scores. It goes from `idle_temperature`, if that is higher, to `temperature` with
     the share of places that are taken."""
     count = fleet.cluster.replicas.size
-    rows, scores = np.empty((count, NUM_FEATURES)), np.empty(count)
-    unit_s = observe(fleet, request_id, rows, int(fleet.parameters[NUM_OPTIONS + 1]))
+    rows, scores = np.empty((count, observation.NUM_FEATURES)), np.empty(count)
+    unit_s = observation.observe(fleet, request_id, rows, int(fleet.parameters[NUM_OPTIONS + 1]))
     first_tokens, waits = np.empty(count), np.empty(count)
     for r in range(count):
-        first_tokens[r] = unit_s * math.exp(rows[r, FIRST_TOKEN])
-        waits[r] = first_tokens[r] - unit_s * math.exp(-rows[r, PREFILL_SPEED])
+        first_tokens[r] = unit_s * math.exp(rows[r, observation.FIRST_TOKEN])
+        waits[r] = first_tokens[r] - unit_s * math.exp(-rows[r, observation.PREFILL_SPEED])
     score(fleet.parameters, NUM_OPTIONS, rows, count, scores)
     _rule_out_others(fleet, scores)
-    _rule_out_late(first_tokens, waits, longest_wait_s(fleet, fleet.parameters[1]), scores)
+    _rule_out_late(first_tokens, waits, observation.longest_wait_s(fleet, fleet.parameters[1]), scores)
     chosen = choose(scores, count, _temperature(fleet), fleet.draws[request_id, 0])
-    remember_choice(fleet, request_id, chosen)
+    observation.remember_choice(fleet, request_id, chosen)
     return chosen

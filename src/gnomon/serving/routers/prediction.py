@@ -27,8 +27,7 @@ _SHORTEST_S = 1e-9  # Ratios of times must exist even where a table of the user'
 class Prediction(NamedTuple):
     """What sending the request to one replica would mean, in seconds."""
 
-    step: float
-    """Decode step without it."""
+    step: float  # Decode step without it.
     joined_step: float
     first_token: float
     finish: float

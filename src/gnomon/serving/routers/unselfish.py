@@ -7,38 +7,27 @@ patience that suit a fleet and its load; with the ones below the rule is the tea
 
 import math
 
-from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.observation import (
-    ADDED_VS,
-    MEMORY_PER_REPLICA,
-    PATIENCE,
-    arrival_of,
-    longest_wait_s,
-    new_tokens,
-    predict,
-    remember_choice,
-    remember_pace,
-)
+from gnomon.serving.routers import Fleet, observation, router
 from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
 
 
 @router(
     "unselfish",
-    options={**ADDED_WEIGHTS, "patience": PATIENCE},
-    memory=MEMORY_PER_REPLICA,
+    options={**ADDED_WEIGHTS, "patience": observation.PATIENCE},
+    memory=observation.MEMORY_PER_REPLICA,
     predicts=True,
-    cost_feature=ADDED_VS,  # The log of the added latency over the least.
+    cost_feature=observation.ADDED_VS,  # The log of the added latency over the least.
 )
 def unselfish(fleet: Fleet, request_id: int) -> int:
     """Least added latency among the replicas where the request does not wait too long, else the soonest first token;
     ties to the lowest id."""
-    count, at, weights = fleet.candidates.size, arrival_of(fleet, request_id), fleet.parameters
-    limit = longest_wait_s(fleet, weights[4])
+    count, at, weights = fleet.candidates.size, observation.arrival_of(fleet, request_id), fleet.parameters
+    limit = observation.longest_wait_s(fleet, weights[4])
     best, least, soonest, sooner = fleet.candidates[0], math.inf, fleet.candidates[0], math.inf
     mean_step, squared_first = 0.0, 0.0
     for i in range(count):
         r = fleet.candidates[i]
-        times = predict(fleet, r, new_tokens(fleet, r, request_id), at)
+        times = observation.predict(fleet, r, observation.new_tokens(fleet, r, request_id), at)
         mean_step += times.joined_step / count
         squared_first += times.first_token * times.first_token / count
         cost = added_s(times, weights[0], weights[1], weights[2], weights[3])
@@ -47,6 +36,6 @@ def unselfish(fleet: Fleet, request_id: int) -> int:
         if times.first_token < sooner:
             soonest, sooner = r, times.first_token
     chosen = best if least < math.inf else soonest
-    remember_pace(fleet, at, mean_step, squared_first)
-    remember_choice(fleet, request_id, chosen)
+    observation.remember_pace(fleet, at, mean_step, squared_first)
+    observation.remember_choice(fleet, request_id, chosen)
     return chosen

@@ -26,10 +26,8 @@ Plan = tuple[int, ...]  # Replicas in each piece of the run.
 
 
 class _Tried(NamedTuple):
-    met: float
-    """Share of the requests that met their SLO."""
-    paid_s: float
-    """Replica seconds."""
+    met: float  # Share of the requests that met their SLO.
+    paid_s: float  # Replica seconds.
 
 
 def needs_hindsight(scenario: Scenario) -> bool:
