@@ -111,6 +111,10 @@ POLICIES = {
         + WAITING.replace("elif", "if").replace("prefill_left(replica, r))", "1)"),
         "makes no progress",
     ),
+    "one_beyond": (
+        "    replica.running[0] = replica.requests.size\n    state.num_running = 1\n",
+        "writes numbers into its state",
+    ),
     "two_big": (ONE_BY_ONE.replace("grow_for_decode(replica, r)", "hold(replica, r, state.free_blocks)"), ""),
 }  # fmt: skip
 

@@ -7,7 +7,8 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.jit import ENABLED
 from gnomon.serving.engine import guard
+from gnomon.serving.engine.log import new_log
 from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.serving.policies import POLICIES as POLICY_SPECS
 from gnomon.serving.run import compilation
@@ -85,6 +87,17 @@ def test_iterations_beyond_the_measured_sizes_are_the_same_both_ways() -> None:
     together, one_by_one = (run(setup, adjust=limited, keep_members=kept) for kept in (0, KEEP_ALL))
     beyond = [int(done.cluster.replicas[0].num_beyond_measured) for done in (together, one_by_one)]
     assert 0 < beyond[0] == beyond[1] < one_by_one.cluster.replicas[0].num_iterations
+
+
+def test_the_iterations_that_are_kept_of_many_are_the_same_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in so many: what is known of an iteration is noted when it begins, and kept when it ends."""
+    module = import_module("gnomon.serving.run.simulate")
+    monkeypatch.setattr(module, "new_log", partial(new_log, 64))
+    setup = scenario(workload={"num_requests": 100, "rate": 20.0})
+    kept = [(done.log.iterations, done.log.used) for done in (run(setup), run(setup, keep_members=KEEP_ALL))]
+    assert kept[0][1][3] == kept[1][1][3] > 2 and 0 < kept[0][1][0] == kept[1][1][0]
+    for name in ("number", "start_s", "end_s", "decodes", "decode_kv", "prefill_tokens"):
+        assert np.array_equal(*(rows[name][: used[0]] for rows, used in kept)), name
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
