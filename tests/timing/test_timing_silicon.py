@@ -20,7 +20,8 @@ from gnomon.core.errors import ConfigError, DataError, MissingExtraError
 from gnomon.timing.config import TimingConfig
 from gnomon.timing.operators import Elementwise, Operator
 from gnomon.timing.sources import Context, make_source, silicon
-from gnomon.timing.sources.silicon import Silicon, source, tables
+from gnomon.timing.sources.silicon import source, tables
+from gnomon.timing.sources.silicon.source import Silicon
 from gnomon.timing.timer import Timer
 
 M = (1, 16, 64, 256)

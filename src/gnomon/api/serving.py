@@ -237,19 +237,10 @@ class Simulation(Result):
 
 
 def serve(
-    given: ScenarioLike = None,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    port_per_replica: bool = False,
-    speed: float = 1.0,
-    model_name: str | None = None,
-    tokenizer: str | Path | None = None,
-    token: str | None = None,
-    drain_s: int = 60,
-    on_start: Callable[[list[str], str], None] = lambda urls, model: None,
-    **overrides: Any,
-) -> None:
+    given: ScenarioLike = None, *, host: str = "127.0.0.1", port: int = 8000, port_per_replica: bool = False,
+    speed: float = 1.0, model_name: str | None = None, tokenizer: str | Path | None = None, token: str | None = None,
+    drain_s: int = 60, on_start: Callable[[list[str], str], None] = lambda urls, model: None, **overrides: Any,
+) -> None:  # fmt: skip
     """Answer OpenAI's requests as the scenario's servers would, until the process is told to stop.
 
     Tokens come when the simulated engine produces them, `speed` times faster than in reality. Addresses other than this

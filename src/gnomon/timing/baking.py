@@ -62,19 +62,10 @@ class Baked:
 
 
 def iteration_tables(
-    model: Model,
-    device: Device,
-    parallelism: Parallelism,
-    *,
-    node: Node | None = None,
-    config: TimingConfig | None = None,
-    max_tokens: int,
-    max_sequences: int,
-    max_kv_tokens: int,
-    tokens_per_decode: int = 1,
-    source: Source | None = None,
-    known: Known | None = None,
-) -> Baked:
+    model: Model, device: Device, parallelism: Parallelism, *, node: Node | None = None,
+    config: TimingConfig | None = None, max_tokens: int, max_sequences: int, max_kv_tokens: int,
+    tokens_per_decode: int = 1, source: Source | None = None, known: Known | None = None,
+) -> Baked:  # fmt: skip
     """The seconds of every possible iteration of one replica.
 
     `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. A decode

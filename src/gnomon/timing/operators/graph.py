@@ -28,16 +28,9 @@ from gnomon.timing.operators.work import (
 
 
 def stage_operators(
-    model: Model,
-    parallelism: Parallelism,
-    stage: int = 0,
-    *,
-    dtype: str = "auto",
-    kv_dtype: str = "auto",
-    expert_load: str = "balanced",
-    expert_exchange: Exchange = "auto",
-    sampler: SamplerConfig | None = None,
-) -> list[Operator]:
+    model: Model, parallelism: Parallelism, stage: int = 0, *, dtype: str = "auto", kv_dtype: str = "auto",
+    expert_load: str = "balanced", expert_exchange: Exchange = "auto", sampler: SamplerConfig | None = None,
+) -> list[Operator]:  # fmt: skip
     """What one rank of pipeline stage `stage` runs in one iteration, in order of execution."""
     kinds = model.kinds(parallelism.layers_of_stage(model, stage))
     formats, kv = model.precision(dtype), model.kv_precision(kv_dtype, dtype)

@@ -24,15 +24,9 @@ from gnomon.timing.operators.load import busiest_rank, relative_loads
 from gnomon.timing.operators.sampling import Sampling
 
 Kind = Literal[
-    "token",
-    "prompt_token",
-    "decode",
-    "sequence",
-    "attention_prefill",
-    "attention_decode",
-    "attention_mixed",
+    "token", "prompt_token", "decode", "sequence", "attention_prefill", "attention_decode", "attention_mixed",
     "communication",
-]
+]  # fmt: skip
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 
 ACTIVATION_BYTES = 2.0  # Activations are bf16 or fp16 whatever the weights are.

@@ -23,15 +23,9 @@ def _no_operators(context: Context) -> Source:
 
 
 def given_tables(
-    table: TableConfig | None,
-    num_stages: int,
-    *,
-    max_tokens: int,
-    max_sequences: int,
-    max_kv_tokens: int,
-    host_s: Floats,
-    work: Floats,
-) -> IterationTables:
+    table: TableConfig | None, num_stages: int, *, max_tokens: int, max_sequences: int, max_kv_tokens: int,
+    host_s: Floats, work: Floats,
+) -> IterationTables:  # fmt: skip
     """The user's seconds as iteration tables, the same for every pipeline stage."""
     if table is None:
         fix = "For example: timing: {source: table, table: {per_token: 1.0e-5, per_iteration: 0.002}}."
@@ -47,21 +41,13 @@ def given_tables(
         return each_stage(one, num_stages)
 
     return IterationTables(
-        token_s=staged(tokens),
-        expert_s=staged(np.zeros(0)),
-        prompt_s=staged(np.zeros(0)),
+        token_s=staged(tokens), expert_s=staged(np.zeros(0)), prompt_s=staged(np.zeros(0)),
         sequence_s=staged(curve(table.per_sequence, max_sequences, "timing.table.per_sequence")),
-        prefill_s=staged(prefill),
-        decode_s=staged(decode),
-        mixed_s=staged(np.zeros((0, 0, 0, 0))),
-        chunk_axis=chunk_axis,
-        kv_axis=kv_axis,
-        decodes_axis=geometric_axis(max_sequences),
-        skew=staged(np.zeros((0, 2 * SKEW_BINS))),
-        host_s=host_s,
-        measured=staged(np.full(5, np.inf)),
+        prefill_s=staged(prefill), decode_s=staged(decode), mixed_s=staged(np.zeros((0, 0, 0, 0))),
+        chunk_axis=chunk_axis, kv_axis=kv_axis, decodes_axis=geometric_axis(max_sequences),
+        skew=staged(np.zeros((0, 2 * SKEW_BINS))), host_s=host_s, measured=staged(np.full(5, np.inf)),
         work=staged(work),
-    )
+    )  # fmt: skip
 
 
 def each_stage(one: Floats, num_stages: int) -> Floats:

@@ -1,5 +1,6 @@
 """The source `profile`: measured bundles in Gnomon's own format or in the layouts of Vidur and LLMServingSim."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.core.errors import ConfigError, DataError
@@ -49,7 +50,7 @@ def make(context: Context) -> Measured:
     roofline = Roofline(context.device, context.node)
     source = Measured("profile", read_bundle(path, context), roofline, context.config.estimator)
     if source.bundle.skew is None:
-        source.bundle.skew = skew_between(source.bundle, source, _decode(context))
+        source.bundle = replace(source.bundle, skew=skew_between(source.bundle, source, _decode(context)))
     return source
 
 

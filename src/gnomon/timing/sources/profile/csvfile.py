@@ -1,13 +1,19 @@
-"""CSV files into checked arrays: what is missing or impossible is named with its file, column and line."""
+"""CSV files into checked arrays: what is missing or impossible is named with its file, column and line.
+
+Read by Python itself: for the few thousand rows of a profile, Polars takes longer to import.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from gnomon.catalog.devices import DEVICES, Device
@@ -57,12 +63,18 @@ SHORTEST_S, LONGEST_S = 1e-8, 100.0
 """No kernel takes less or more; times outside are in another unit than the layout's."""
 
 
+Cells = NDArray[np.object_]  # Of texts.
+
+
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one file."""
+    """The columns of one file, as they are written there: a stray word is to name its row rather than fail the file."""
 
     path: Path
-    frame: pl.DataFrame
+    cells: dict[str, Cells]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.cells.values())))
 
     def sizes(self, *names: str) -> Floats:
         """Whole numbers of zero or more, [rows, names]."""
@@ -79,35 +91,38 @@ class Columns:
 
     def spread(self, name: str = "spread") -> Floats:
         """Relative spreads, zero where the column is left out."""
-        return self._numbers(name) if name in self.frame.columns else np.zeros(self.frame.height)
+        return self._numbers(name) if name in self.cells else np.zeros(len(self))
 
     def texts(self, name: str) -> NDArray[np.str_]:
         self.require(name)
-        return np.asarray(self.frame[name].cast(pl.String).fill_null("").to_list(), dtype=np.str_)
+        return self.cells[name].astype(np.str_)
 
     def has(self, name: str) -> bool:
         """Whether the column is there and not wholly empty."""
-        return name in self.frame.columns and self.frame[name].null_count() < self.frame.height
+        return name in self.cells and bool((self.cells[name] != "").any())
 
     def where(self, mask: NDArray[np.bool_]) -> Columns:
-        return Columns(self.path, self.frame.filter(pl.Series(mask)))
+        return Columns(self.path, {name: cells[mask] for name, cells in self.cells.items()})
 
     def require(self, *names: str) -> None:
         for name in names:
-            if name not in self.frame.columns:
-                near = nearest(name, self.frame.columns)
+            if name not in self.cells:
+                near = nearest(name, self.cells)
                 guess = f"Did you rename it to {near[0]!r}? " if near else ""
-                listing = ", ".join(self.frame.columns[:12]) + (" ..." if len(self.frame.columns) > 12 else "")
+                listing = ", ".join([*self.cells][:12]) + (" ..." if len(self.cells) > 12 else "")
                 raise DataError(f"has no column {name!r}.", where=str(self.path), fix=f"{guess}It has: {listing}.")
 
     def _numbers(self, name: str) -> Floats:
         self.require(name)
-        column = self.frame[name]
-        numbers = column.cast(pl.Float64, strict=False).to_numpy()
+        cells = self.cells[name]
+        try:
+            numbers = cells.astype(np.float64)
+        except ValueError:
+            numbers = np.array([_number(cell) for cell in cells])
         is_bad = ~np.isfinite(numbers)
         if is_bad.any():
-            line = int(np.argmax(is_bad))
-            what = f"column {name!r} holds {column[line]!r} in data row {line + 1}, not a number."
+            row = int(np.argmax(is_bad))
+            what = f"column {name!r} holds {cells[row]!r} in data row {row + 1}, not a number."
             raise DataError(what, where=str(self.path))
         self._refuse(name, numbers < 0, "is negative", "Sizes and times are zero or more.")
         return numbers
@@ -115,8 +130,15 @@ class Columns:
     def _refuse(self, name: str, is_bad: NDArray[np.bool_], what: str, fix: str) -> None:
         if is_bad.any():
             row = int(np.argmax(is_bad))
-            value = self.frame[name][row]
-            raise DataError(f"column {name!r} {what} in data row {row + 1} ({value}).", where=str(self.path), fix=fix)
+            what = f"column {name!r} {what} in data row {row + 1} ({self.cells[name][row]})."
+            raise DataError(what, where=str(self.path), fix=fix)
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
 
 
 _UNITS = {1.0: "seconds", 1e-3: "milliseconds", 1e-6: "microseconds"}
@@ -127,18 +149,37 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> Columns:
     if not path.is_file():
         raise DataError("no such file.", where=str(path))
     try:
-        # Numbers are parsed column by column later: a stray word must name its row rather than fail the file.
-        is_parquet = path.suffix == ".parquet"
-        if not is_parquet:
-            check_width(path, str(path))
-        data = path.read_bytes()  # Polars takes no path whose letters the locale does not have.
-        frame = pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
-    except pl.exceptions.NoDataError:
-        raise DataError("is empty.", where=str(path), fix="Measure again, or remove the file.") from None
-    except (pl.exceptions.PolarsError, OSError) as error:
+        cells = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
         raise DataError(f"cannot be read: {error}.", where=str(path)) from None
-    if frame.height == 0:
+    if not cells:
+        raise DataError("is empty.", where=str(path), fix="Measure again, or remove the file.")
+    columns = Columns(path, cells)
+    if not len(columns):
         raise DataError("has a header but no rows.", where=str(path), fix="Measure again, or remove the file.")
-    columns = Columns(path, frame)
     columns.require(*required)
     return columns
+
+
+def _csv(path: Path) -> dict[str, Cells]:
+    data = path.read_bytes()
+    data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    check_width(data, str(path))
+    every = list(filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))))
+    header, rows = every[0] if every else [], every[1:]
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    if (lengths != len(header)).any():
+        row = int(np.argmax(lengths != len(header)))
+        raise ValueError(f"data row {row + 1} has {lengths[row]} cells, the header {len(header)}")
+    columns = zip(*rows, strict=True) if rows else [()] * len(header)
+    return {name: np.array(cells, np.object_) for name, cells in zip(header, columns, strict=True)}
+
+
+def _parquet(path: Path) -> dict[str, Cells]:
+    import polars as pl
+
+    try:
+        frame = pl.read_parquet(path.read_bytes())  # Polars takes no path whose letters the locale does not have.
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(str(error)) from None
+    return {one.name: np.array(one.cast(pl.String).fill_null("").to_list(), np.object_) for one in frame}

@@ -78,14 +78,9 @@ def _linear(x: Floats) -> Floats:
 
 
 _AMOUNTS: dict[type[Work], Formula] = {
-    Gemm: _linear,
-    Prefill: _prefill,
-    Decode: _decode,
-    Mixed: _mixed,
-    Communication: _linear,
-    Experts: _linear,
+    Gemm: _linear, Prefill: _prefill, Decode: _decode, Mixed: _mixed, Communication: _linear, Experts: _linear,
     Recurrence: _linear,
-}
+}  # fmt: skip
 
 
 def _non_negative(relative: Floats) -> Floats:

@@ -1,6 +1,7 @@
 """Gnomon's own bundles: CSV files and a manifest, keyed by shapes (docs/profile-format.md)."""
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,19 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
     if (DEVICES.resolve(name) or name) != device.name:
         fix = f"Use device {name}, or another one."
         raise DataError(f"was measured on {name}, not on {device.name}.", where=str(root), fix=fix)
-    bundle = Bundle(str(root))
+    return _read(root, str(manifest["content_hash"]), dtype, kv_dtype)
+
+
+@lru_cache(maxsize=4)
+def _read(root: Path, content_hash: str, dtype: str, kv_dtype: str) -> Bundle:
+    """Read once for all that ask: nobody changes it."""
+    manifest, bundle = read_manifest(root), Bundle(str(root))
     for file in manifest["files"]:
         columns = _checked(root, file, manifest)
         match file.split(".")[0]:
             case "gemm" | "skew" | "moe" as kind:
                 some = _of_dtype(columns, kv_dtype if kind == "skew" else dtype)
-                if some.frame.height:
+                if len(some):
                     name, shape, sizes = _SHAPED[kind]
                     _add_groups(bundle, some, name, some.sizes(*shape), *sizes)
             case "attention":
@@ -97,7 +104,7 @@ def _checked(root: Path, file: str, manifest: dict[str, Any]) -> Columns:
     columns = read_csv(path, (*KEYS[stem], "seconds"))
     if hashlib.sha256(path.read_bytes()).hexdigest() != manifest["files"][file]["sha256"]:
         raise DataError("was changed after its manifest was written.", where=str(path), fix="Write the bundle again.")
-    unknown = set(columns.frame.columns) - {*KEYS[stem], "seconds", "spread"}
+    unknown = set(columns.cells) - {*KEYS[stem], "seconds", "spread"}
     if unknown:
         known = ", ".join((*KEYS[stem], "seconds", "spread"))
         raise DataError(f"has an unknown column {min(unknown)!r}.", where=str(path), fix=f"Known: {known}.")
@@ -123,7 +130,7 @@ def _add_groups(bundle: Bundle, columns: Columns, kind: str, groups: Floats, *si
 
 def _read_attention(bundle: Bundle, columns: Columns, dtype: str) -> None:
     columns = _of_dtype(columns, dtype)
-    if not columns.frame.height:
+    if not len(columns):
         return
     chunk, decodes = columns.sizes("chunk", "decodes").T
     for kind, rows, sizes in (
@@ -165,7 +172,7 @@ def _read_host(columns: Columns) -> HostConfig:
 
     def line(name: str) -> tuple[float, float]:
         part = columns.where(names == name)
-        return _line(part.sizes("sequences")[:, 0], part.seconds("seconds")) if part.frame.height else (0.0, 0.0)
+        return _line(part.sizes("sequences")[:, 0], part.seconds("seconds")) if len(part) else (0.0, 0.0)
 
     for one in _HOST_ROWS:
         values = found.setdefault(one, {})

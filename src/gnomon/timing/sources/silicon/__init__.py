@@ -4,18 +4,21 @@
 that cannot be right, and `source` answers. Norms and activations are not in the tables and come from the roofline.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 from gnomon.catalog.devices import Device
 from gnomon.core.errors import DataError, MissingExtraError
 from gnomon.timing.sources import Context, timing_source
 from gnomon.timing.sources.profile.samples import Bundle
-from gnomon.timing.sources.silicon.attention import attention_kernels
-from gnomon.timing.sources.silicon.products import gemm_kernels
-from gnomon.timing.sources.silicon.source import Silicon
 from gnomon.timing.sources.silicon.tables import ENGINES, NAMES, SYSTEMS, data_folder, find_tables
 
-__all__ = ["ENGINES", "SYSTEMS", "Silicon", "data_folder", "has_device", "make", "read_bundle"]
+if TYPE_CHECKING:
+    from gnomon.timing.sources.silicon.source import Silicon
+
+__all__ = ["ENGINES", "SYSTEMS", "data_folder", "has_device", "make", "read_bundle"]
 
 
 def has_device(device: Device) -> bool:
@@ -63,11 +66,16 @@ def make(context: Context) -> Silicon:
     if context.device.name not in SYSTEMS:
         fix = f"It has: {', '.join(SYSTEMS)}."
         raise DataError(f"has no kernels of {context.device.name}.", where="silicon", fix=fix)
+    from gnomon.timing.sources.silicon.source import Silicon  # With Polars, which a run by a profile needs not.
+
     return Silicon(context)
 
 
 def read_bundle(device: Device, engine: str = "vllm") -> Bundle:
     """The products and attention of one device in 16 bits, in the engine's newest version."""
+    from gnomon.timing.sources.silicon.attention import attention_kernels
+    from gnomon.timing.sources.silicon.products import gemm_kernels
+
     system = SYSTEMS[device.name]
     bundle = Bundle(str(data_folder() / system))
     for table in find_tables(system, "gemm", "gemm_perf", engine)[:1]:

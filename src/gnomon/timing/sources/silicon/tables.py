@@ -7,19 +7,22 @@ nearest version: the older tables were measured with untuned kernels and lie fur
 than the newest do, see docs/silicon.md.)
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
-
-import polars as pl
+from typing import TYPE_CHECKING, Any, get_args
 
 from gnomon.core.errors import DataError, MissingExtraError
 from gnomon.core.text import own_yaml
 from gnomon.timing.config import Engine
+
+if TYPE_CHECKING:
+    import polars as pl
 
 NAMES: dict[str, Any] = own_yaml(files("gnomon.timing.sources.silicon") / "names.yaml")
 """What the package calls things."""
@@ -78,6 +81,8 @@ class Table:
 
 @lru_cache(maxsize=128)
 def _frame(path: Path) -> pl.DataFrame:
+    import polars as pl
+
     frame = pl.read_parquet(path)
     if "latency" not in frame.columns:
         return frame
