@@ -17,8 +17,8 @@ from serving_kit import check_invariants, requests_of, run, scenario
 
 @pytest.mark.parametrize("lengths", ["none", "oracle"])
 def test_lookahead_over_many_idle_replicas_chooses_as_over_few(lengths: str) -> None:
-    """Idle replicas of a kind are alike: of 200, no more are used than of 60, and the same ones."""
-    router: dict[str, Any] = {"name": "lookahead", "lengths": lengths}
+    """Idle replicas of a kind are alike to who sees all: of 200, no more are used than of 60, and the same ones."""
+    router: dict[str, Any] = {"name": "lookahead", "lengths": lengths, "options": {"omniscient": 1}}
     workload = {"rate": 20.0, "num_requests": 150}
     few, many = (
         run(scenario(num_replicas=count, router=router, workload=workload)).cluster.requests.replica
@@ -31,9 +31,8 @@ def test_lookahead_over_many_idle_replicas_chooses_as_over_few(lengths: str) -> 
 def test_idle_replicas_of_another_kind_are_looked_at() -> None:
     pools = [{"num_replicas": 3, "replica": {"tensor_parallel": 1}}, {"num_replicas": 3, "device": "h100"}]
     timing = {"source": "roofline", "table": None}
-    done = run(
-        scenario(pools=pools, router={"name": "lookahead"}, timing=timing, workload={"rate": 1.0, "num_requests": 20})
-    )
+    router = {"name": "lookahead", "options": {"omniscient": 1}}
+    done = run(scenario(pools=pools, router=router, timing=timing, workload={"rate": 1.0, "num_requests": 20}))
     assert done.cluster.requests.replica.min() == 3, "the faster kind is idle, too"
 
 

@@ -156,7 +156,7 @@ def _arrays_mid_run(lengths: str = "none", stop_s: float = 1.5) -> tuple[Any, An
     next_id = int(np.searchsorted(done.cluster.requests.arrival_s, stop_s))
     example = _example()
     fleet = example._replace(
-        cluster=done.cluster, tables=done.tables, draws=np.zeros((200, 2)), memory=np.zeros(64),
+        cluster=done.cluster, tables=done.tables, draws=np.zeros((200, 2)), memory=np.zeros(64), known=np.zeros(0),
         predicted_output=np.zeros(0) if lengths == "none" else done.cluster.requests.output_tokens.astype(float),
     )  # fmt: skip
     return done, fleet, next_id

@@ -18,7 +18,7 @@ from gnomon.core.user_files import plain
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Fleet, open_to_all
 from gnomon.serving.engine.state import NONE
-from gnomon.serving.routers import ROUTERS, gateway, llmd
+from gnomon.serving.routers import ROUTERS, gateway, known, llmd
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES
 from gnomon.serving.routers.policy_file import save_policy, shapes
 from gnomon.timing.iteration import blank
@@ -45,6 +45,7 @@ def fleet_of(books: Books, *, router: str, draws: tuple[float, float] = (0.0, 0.
         options,
         np.zeros(spec.memory * count + 8),
         np.zeros(0),
+        np.zeros(0),  # Nothing is known by reading: it sees all there is.
         *open_to_all(cluster),
     )
 
@@ -329,7 +330,7 @@ def second_choice(router: str, slow_ms: float, **options: float) -> int:
     comes at 120.5 ms: then the first has 21 of its 50 output tokens, and its 22nd is half done.
     """
     slow, fast = ({"source": "table", "table": {"per_token": ms / 1e3}} for ms in (slow_ms, 1.0))
-    chosen = {"name": router, "lengths": "oracle", "options": options}
+    chosen = {"name": router, "lengths": "oracle", "options": {"omniscient": 1.0, **options}}
     setup = scenario(pools=[{"timing": slow}, {"timing": fast}], router=chosen, timing=slow)
     found = run(setup, requests=requests_of([0.0, 0.1205], [100, 100], [50, 50])).cluster.requests.replica.tolist()
     assert found[0] == 1
@@ -341,6 +342,22 @@ def test_predicted_latency_adds_up_a_formula(slow_ms: float, expected: int) -> N
     """On replica 1: 100 prompt tokens beside one decode (101 ms), then 50 steps of two tokens (100 ms): 201 ms. On
     replica 0: 150 tokens alone, 199.5 or 202.5 ms."""
     assert second_choice("predicted_latency", slow_ms) == expected
+
+
+@pytest.mark.parametrize("router", ["predicted_latency", "lookahead", "unselfish", "gateway"])
+def test_who_does_not_see_all_learns_that_a_replica_is_slow(router: str) -> None:
+    """Replica 0 is ten times slower. Who sees the tables sends nobody there; the others find out."""
+    slow, fast = ({"source": "table", "table": {"per_token": ms / 1e3}} for ms in (5.0, 0.5))
+    offered = requests_of(np.arange(80) * 0.1, [100] * 80, [50] * 80)
+
+    def sent_to_slow(omniscient: float) -> list[int]:
+        chosen = {"name": router, "options": {"omniscient": omniscient, "scrape_s": 0.2}}
+        setup = scenario(pools=[{"timing": slow}, {"timing": fast}], router=chosen, timing=slow)
+        found = run(setup, requests=offered).cluster.requests.replica == 0
+        return [int(found[first : first + 40].sum()) for first in (0, 40)]
+
+    (early, late), exact = sent_to_slow(0.0), sent_to_slow(1.0)
+    assert exact == [0, 0] and early > 0 and late <= 2
 
 
 @pytest.mark.parametrize(("slow_ms", "expected"), [(1.18, 0), (1.20, 1)])
@@ -378,7 +395,8 @@ def test_unselfish_takes_the_soonest_where_all_are_late(patience: float, expecte
     """Weights that prefer late first tokens, so replica 0. Without patience the second goes where it need not wait; the
     third would wait on both, and replica 1 is through with its prompt first."""
     slow, fast = ({"source": "table", "table": {"per_token": ms / 1e3}} for ms in (1.4, 1.0))
-    options = {"first_token": -10.0, "stall": 0.0, "crowding": 0.0, "stalls_to_come": 0.0, "patience": patience}
+    options = {"first_token": -10.0, "stall": 0.0, "crowding": 0.0, "stalls_to_come": 0.0, "patience": patience,
+               "omniscient": 1.0}  # fmt: skip
     chosen = {"name": "unselfish", "lengths": "oracle", "options": options}
     setup = scenario(pools=[{"timing": slow}, {"timing": fast}], router=chosen, timing=slow)
     offered = requests_of([0.0, 0.001, 0.002], [100] * 3, [50] * 3)
@@ -444,28 +462,20 @@ def test_gateway_goes_by_the_events_that_came(kv_loss: float, expected: int) -> 
     assert sent_by("gateway", offered, kv_loss=kv_loss) == [0, 1, expected]
 
 
-def speeds_of(router_memory: Any, r: int) -> Any:
-    at = gateway._PER_REPLICA * r
-    return router_memory[at + gateway._SPEEDS : at + gateway._SPEEDS + 4] * np.array(gateway._UNITS)
-
-
-def test_gateway_fits_the_speeds_of_a_replica_to_what_it_did() -> None:
+def test_speeds_are_fitted_to_what_a_replica_did() -> None:
     """Iterations of 20 ms + 0.1 ms a prompt token + 0.3 ms a decode, read 400 times at random loads."""
-    memory, random = np.zeros(2 * gateway._PER_REPLICA + 10), np.random.default_rng(0)
-    memory[gateway._SPEEDS : gateway._SPEEDS + 4] = gateway._AT_FIRST
-    usual = 2 * gateway._PER_REPLICA + gateway._USUAL
-    memory[usual : usual + 4], memory[gateway._FACTOR] = gateway._AT_FIRST, 1.0
-    fit = plain(gateway._fit)
+    seen, random = known.at_first([100, 100], 0.25, 0.0, 0.0), np.random.default_rng(0)
+    usual, fit = 2 * known._PER_REPLICA + known._USUAL, plain(known._fit)
     for _ in range(400):
         iterations, prefill = int(random.integers(5, 40)), float(random.integers(0, 8000))
         made = float(iterations * random.integers(1, 60))
-        fit(memory, 0, usual, 0.02 * iterations + 1e-4 * prefill + 3e-4 * made, iterations, prefill, made, 0.0)
-    found = speeds_of(memory, 0)
+        fit(seen, 0, usual, 0.02 * iterations + 1e-4 * prefill + 3e-4 * made, iterations, prefill, made, 0.0)
+    found = seen[known._SPEEDS : known._SPEEDS + 4] * np.array(known._UNITS)
     assert found[:3] == pytest.approx([0.02, 1e-4, 3e-4], rel=0.05)
-    assert memory[gateway._FACTOR] == pytest.approx(1.0, abs=0.05)
+    assert seen[known._FACTOR] == pytest.approx(1.0, abs=0.05)
     for _ in range(10):
-        fit(memory, 0, usual, 3 * (0.02 * 20 + 3e-4 * 400), 20, 0.0, 400.0, 0.0)
-    assert memory[gateway._FACTOR] > 2.0, "three times slower is noticed within a few readings"
+        fit(seen, 0, usual, 3 * (0.02 * 20 + 3e-4 * 400), 20, 0.0, 400.0, 0.0)
+    assert seen[known._FACTOR] > 2.0, "three times slower is noticed within a few readings"
 
 
 def test_gateway_knows_how_late_the_slowest_hundredth_would_be() -> None:

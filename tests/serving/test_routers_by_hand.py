@@ -21,7 +21,7 @@ from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import (
     ROUTERS,
-    gateway,
+    known,
     learned,
     llmd,
     lookahead,
@@ -81,11 +81,11 @@ def fleet(router: str = "unselfish", kv_s: float = 0.0, **changes: list[float]) 
 @plain
 def test_an_iteration_is_its_tokens_and_what_its_decodes_read() -> None:
     seen = fleet(kv_s=1e-4)
-    assert prediction.iteration_s(seen, 0, 30, 0, 0.0) == pytest.approx(0.030)
-    assert prediction.iteration_s(seen, 0, 30, 4, 64.0) == pytest.approx(0.034 + 4 * 64 * 1e-4)
-    assert prediction.iteration_s(seen, 0, 0, 3, 16.0) == pytest.approx(0.003 + 3 * 16 * 1e-4)
-    assert prediction.iteration_s(seen, 0, 5000, 0, 0.0) == pytest.approx(1.0), "no more than the table has"
-    assert prediction.iteration_s(seen, 0, 0, 0, 0.0) == 1e-9
+    assert known.iteration_s(seen, 0, 30, 0, 0.0) == pytest.approx(0.030)
+    assert known.iteration_s(seen, 0, 30, 4, 64.0) == pytest.approx(0.034 + 4 * 64 * 1e-4)
+    assert known.iteration_s(seen, 0, 0, 3, 16.0) == pytest.approx(0.003 + 3 * 16 * 1e-4)
+    assert known.iteration_s(seen, 0, 5000, 0, 0.0) == pytest.approx(1.0), "no more than the table has"
+    assert known.iteration_s(seen, 0, 0, 0, 0.0) == 1e-9
 
 
 @plain
@@ -295,26 +295,35 @@ def test_a_replica_is_silent_when_no_token_comes_for_much_longer_than_an_iterati
     """Four decode and 50 prompt tokens are left: by first beliefs an iteration takes 10 ms + 2 ms of prompt + four
     times 0.04 ms of decode and 0.005 ms of context, 12.18 ms. It is 17.6 times as slow: 214.4 ms. The last token came
     at 2 s, so silence begins at 2 + 0.25 + 4 x 0.2144 = 3.107 s."""
-    seen = fleet("gateway", num_outstanding=[outstanding, 0.0], num_waiting=[min(1.0, outstanding), 0.0])
-    gateway._begin(seen)
-    seen.memory[gateway._HEARD_S], seen.memory[gateway._HEARD] = 2.0, 0.0
-    seen.memory[gateway._FREE], seen.memory[gateway._FACTOR] = 60.0, 17.6
-    assert gateway._known(seen, 0, now, silence, False).is_silent == silent
+    told = known.at_first([100, 100], 0.25, 0.0, 0.0)
+    told[known._HEARD_S], told[known._FREE], told[known._FACTOR] = 2.0, 60.0, 17.6
+    books = {"num_outstanding": [outstanding, 0.0], "num_waiting": [min(1.0, outstanding), 0.0]}
+    assert known.is_silent(fleet("gateway", **books)._replace(known=told), 0, now, silence, 50.0) == silent
+
+
+@plain
+def test_who_sees_all_sees_that_a_replica_is_dead() -> None:
+    assert not known.is_silent(fleet(), 0, 9.0, 4.0, 50.0)
+    assert known.is_silent(fleet(frozen=[1, 0]), 0, 2.0, 4.0, 50.0)
+    assert not known.is_silent(fleet(frozen=[1, 0]), 0, 2.0, 0.0, 50.0)
 
 
 @plain
 def test_what_a_gateway_has_read_is_as_old_as_its_last_reading() -> None:
     """Free blocks as reported at 2 s, though ten of them were taken since; its own requests are known at once."""
-    seen = fleet("gateway", reported_free=[60, 100])
-    gateway._begin(seen)
-    gateway._read(seen, 0, 2.0, 0.25)
-    seen.cluster.replicas.reported_free[0], seen.cluster.replicas.num_outstanding[0] = 50, 6
-    gateway._read(seen, 0, 2.2, 0.25)
-    known = gateway._known(seen, 0, 2.2, 4.0, False)
-    assert (known.free, known.running, known.waiting, known.kv) == (600.0, 5, 1, 400 / 5)
-    gateway._read(seen, 0, 2.25, 0.25)
-    assert gateway._known(seen, 0, 2.25, 4.0, False).free == 500.0
-    assert gateway._known(seen, 0, 2.25, 4.0, True).free == 600.0, "the replica's own books say so"
+    exact = fleet("gateway", reported_free=[70, 100], next_end_s=[2.5, 9.0], num_in_flight=[1, 0])
+    seen = exact._replace(known=known.at_first([100, 100], 0.25, 0.0, 0.0))
+    known.look(seen, 2.0)
+    seen.cluster.replicas.reported_free[0] = 50
+    known.look(seen, 2.2)
+    assert (known.free_blocks(seen, 0), known.kv_used_each(seen, 0, 5)) == (70.0, 300 / 5)
+    known.look(seen, 2.25)
+    assert known.free_blocks(seen, 0) == 50.0
+    assert known.free_blocks(exact, 0) == 60.0, "the replica's own books say so"
+    assert known.batch_ends_in_s(exact, 0, 2.2, 4, 125.0) == pytest.approx(0.3)
+    half = (0.01 + 4 * (4e-5 + 5e-8 * 125)) / 2  # By first beliefs.
+    assert known.batch_ends_in_s(seen, 0, 2.2, 4, 125.0) == pytest.approx(half)
+    assert known.batch_ends_in_s(exact, 1, 2.2, 0, 0.0) == known.batch_ends_in_s(seen, 1, 2.2, 0, 0.0) == 0.0
 
 
 @plain

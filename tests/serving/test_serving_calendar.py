@@ -72,6 +72,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Environme
         np.zeros(1),
         np.zeros(9),
         np.zeros(0),
+        np.zeros(0),
         *open_to_all(cluster),
     )
     calendar = new_calendar(1, 10)
@@ -79,7 +80,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Environme
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))
     others = (
         new_transfers(0, 0, 0),
-        RouterInputs(*fleet[2:7]),
+        RouterInputs(*fleet[2:8]),
         np.zeros(1),
         new_tiers(1, 0, 0, 0),
         *(np.zeros(0, np.int64),) * 3,

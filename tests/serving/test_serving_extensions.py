@@ -112,7 +112,8 @@ def test_a_plain_router_equals_its_compiled_twin(name: str) -> None:
     spec = ROUTERS[name]
     twin = f"plain_{name}"
     if twin not in ROUTERS:
-        router(twin, sees_state=spec.sees_state, compiled=False, memory=spec.memory, options=spec.options)(spec.route)
+        traits = {"sees_state": spec.sees_state, "memory": spec.memory, "observes": spec.observes}
+        router(twin, compiled=False, options=spec.options, **traits)(spec.route)
     workload = {"rate": 80.0, "num_requests": 150}
     compiled = run(scenario(num_replicas=4, router={"name": name}, workload=workload))
     plain = run(scenario(num_replicas=4, router={"name": twin}, workload=workload))

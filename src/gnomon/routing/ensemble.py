@@ -63,8 +63,8 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
     )  # fmt: skip
     fleet = Fleet(
         borrow(cluster), fleets.tables, fleets.draws[lane], fleets.parameters, memory[lane],
-        fleets.predicted_output[lane], first_rows(fleets.candidates[lane], num_replicas), fleets.gate,
-        fleets.gate_memory[lane],
+        fleets.predicted_output[lane], fleets.known[lane], first_rows(fleets.candidates[lane], num_replicas),
+        fleets.gate, fleets.gate_memory[lane],
     )  # fmt: skip
     return borrow(fleet)
 
@@ -230,7 +230,7 @@ def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: i
                 target[into] = source[lane]
         elif has_cache or name not in OF_CACHES:
             target[into] = source[lane]
-    for name in ("draws", "memory", "predicted_output"):
+    for name in ("draws", "memory", "predicted_output", "known"):
         getattr(copies.fleets, name)[into] = getattr(many.fleets, name)[lane]
     for name in (
         "num_replicas", "pending", "unwoken", "num_active", "active", "observation", "accounts", "router_memory",

@@ -17,7 +17,8 @@ from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.log import new_log
 from gnomon.serving.engine.state import Cluster
-from gnomon.serving.routers import ROUTERS, RouterSpec
+from gnomon.serving.routers import KNOWN, ROUTERS, RouterSpec
+from gnomon.serving.routers.known import at_first
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
 from gnomon.serving.run.build import fill_replicas, fill_requests, prefix_keys
 from gnomon.serving.run.compilation import engine_of
@@ -174,6 +175,8 @@ class VectorClusters:
         many.fleets.draws[env] = stream(seed, "router").random(many.fleets.draws.shape[1:])
         if many.fleets.predicted_output.shape[1]:
             many.fleets.predicted_output[env, :count] = predicted_outputs(self.router_config, requests, seed)
+        known = at_first(lane.replicas.num_blocks[:first], *KNOWN.values())
+        many.fleets.known[env, : known.size] = known
         for array in (many.fleets.memory, many.router_memory, many.observation):
             array[env] = 0.0
         self.lives[env] += 1
@@ -197,6 +200,7 @@ class VectorClusters:
         fleets = Fleet(
             cluster, self.traffic.tables, np.zeros((lanes, requests, 2)), np.zeros(1),
             np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)), np.zeros((lanes, foretold)),
+            np.tile(at_first(np.zeros(self.max_replicas), *KNOWN.values()), (lanes, 1)),
             np.tile(np.arange(self.max_replicas), (lanes, 1)), np.zeros(1), np.zeros((lanes, 1, 2)),
         )  # fmt: skip
         return ensemble.Ensemble(

@@ -20,7 +20,7 @@ from gnomon.core.sizes import Requests, Seed, Seeds, Steps
 from gnomon.core.streams import stream
 from gnomon.routing.compare import TEACHER, find_scenario, one_row
 from gnomon.routing.traffic import training_requests
-from gnomon.serving.routers import ROUTERS
+from gnomon.serving.routers import KNOWN, ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 
@@ -83,8 +83,8 @@ def tune(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Tuned:  # fmt: skip
     """The best weights found. The rule as it comes is a candidate too: the result is never worse on these traces."""
-    names = list(ROUTERS[TEACHER].options)
-    start = np.log(np.maximum(list(ROUTERS[TEACHER].options.values()), LEAST))
+    usual = {name: one for name, one in ROUTERS[TEACHER].options.items() if name not in KNOWN}
+    names, start = list(usual), np.log(np.maximum(list(usual.values()), LEAST))
     random = stream(config.seed, "tuning")
     with shared_workers(jobs=jobs, ray=ray) as workers:
         costs = _Costs(config, scenarios, names, workers)
@@ -101,7 +101,7 @@ def tune(
             if on_progress:
                 on_progress(generation + 1, config.generations)
     if best is start:
-        return Tuned(dict(ROUTERS[TEACHER].options), float(least), tuple(history))
+        return Tuned(usual, float(least), tuple(history))
     return Tuned(_options(names, best), float(least), tuple(history))
 
 

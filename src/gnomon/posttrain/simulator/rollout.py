@@ -120,7 +120,7 @@ class Rollouts:
         if sequences.processed is not None:
             cluster.requests.processed[:] = sequences.processed
         self._fleet = Fleet(
-            cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0), *open_to_all(cluster)
+            cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0), np.zeros(0), *open_to_all(cluster)
         )
         self._engine = engine_of([config.rollout.engine], ROUTERS["round_robin"])
         self._log: Log = new_log(_LOG_ROWS_EACH * pool.num_ranks * config.rollout.pipeline_parallel, _LOG_GAPS)

@@ -26,6 +26,9 @@ class Fleet(NamedTuple):
     parameters: Floats  # The router's options, in the order of its `parameters`.
     memory: Floats  # The router's own memory, zero at the start.
     predicted_output: Floats  # [request]: output tokens as predicted at arrival; size 0 where nothing is predicted.
+    known: (
+        Floats  # What a gateway can know (`gnomon.serving.routers.known`); size 0 where the router sees all there is.
+    )
     candidates: Ints  # The replicas that may be chosen: those that are up and take requests, in order of their numbers.
     gate: Floats  # The options of admission control.
     gate_memory: Floats  # [class, 2]: what admission control remembers, zero at the start.
@@ -60,6 +63,7 @@ class RouterInputs(NamedTuple):
     parameters: Floats
     memory: Floats
     predicted_output: Floats
+    known: Floats
     candidates: Ints
 
 

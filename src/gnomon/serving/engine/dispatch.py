@@ -53,15 +53,15 @@ def _choose_two(fleet: Fleet, engine: Engine, env: Environment, request_id: int)
     prefilled elsewhere, then where."""
     cluster, request, own = fleet.cluster, fleet.cluster.requests[request_id], env.decode
     to_decode = Fleet(
-        cluster, fleet.tables, own.draws, own.parameters, own.memory, own.predicted_output, own.candidates,
-        fleet.gate, fleet.gate_memory,
+        cluster, fleet.tables, own.draws, own.parameters, own.memory, own.predicted_output, own.known,
+        own.candidates, fleet.gate, fleet.gate_memory,
     )  # fmt: skip
     request.decode_replica = ask(borrow(to_decode), engine.decode_router, request_id)
     if env.transfers.settings[IS_DOWN] != 0.0:
         return request.decode_replica
     to_decide = Fleet(
-        cluster, fleet.tables, fleet.draws, env.decider, fleet.memory, fleet.predicted_output, fleet.candidates,
-        fleet.gate, fleet.gate_memory,
+        cluster, fleet.tables, fleet.draws, env.decider, fleet.memory, fleet.predicted_output, fleet.known,
+        fleet.candidates, fleet.gate, fleet.gate_memory,
     )  # fmt: skip
     if engine.decider(borrow(to_decide), request_id) < 2:
         return request.decode_replica

@@ -25,6 +25,11 @@ if TYPE_CHECKING:  # What a run is made of brings Numba along, which `--help` ne
     from gnomon.serving.scenario.config import RouterConfig
 
 
+KNOWN = {"scrape_s": 0.25, "kv_loss": 0.0, "omniscient": 0.0}
+"""Options that every router that observes has, behind its own: how often metrics are read, the share of KV events that
+never come, and whether it sees tables and exact states instead (`known`)."""
+
+
 @dataclass(frozen=True)
 class RouterSpec:
     """A registered router with all its traits."""
@@ -35,6 +40,8 @@ class RouterSpec:
     """Its options with their defaults, in the order in which `fleet.parameters` holds them."""
     memory: int = 1
     """Numbers of memory per replica."""
+    observes: bool = False
+    """It asks `known` about the replicas, and so has the options of what a gateway can know (`KNOWN`)."""
     scratch: int = 0
     """Numbers per replica behind it, to keep what it would work out again. It does without where there are fewer."""
     sees_state: bool = True
@@ -71,6 +78,8 @@ def router(name: str, **traits: Any) -> Callable[[Router], Router]:
     """Register a router under `name`; `traits` are the fields of its `RouterSpec`."""
     if "foretells" in traits:  # Its name in the release before.
         traits["predicts"] = traits.pop("foretells")
+    if traits.get("observes"):
+        traits["options"] = {**traits.get("options", {}), **KNOWN}
     return ROUTERS.register(name, **traits)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.jit import inlined
-from gnomon.serving.routers import Fleet, observation, router
+from gnomon.serving.routers import KNOWN, Fleet, observation, router
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
 from gnomon.serving.scenario.config import RouterConfig
 
-NUM_OPTIONS = 3  # Entries of `fleet.parameters` before the packed policy.
+NUM_OPTIONS = 3 + len(KNOWN)  # Entries of `fleet.parameters` before the packed policy.
 
 
 def policy_numbers(config: RouterConfig) -> Floats:
@@ -180,7 +180,7 @@ def _temperature(fleet: Fleet) -> float:
 
 @router(
     "learned", options={"temperature": 0.0, "patience": observation.PATIENCE, "idle_temperature": 0.0},
-    memory=observation.MEMORY_PER_REPLICA, predicts=True, numbers=policy_numbers,
+    memory=observation.MEMORY_PER_REPLICA, predicts=True, observes=True, numbers=policy_numbers,
 )  # fmt: skip
 def learned(fleet: Fleet, request_id: int) -> int:
     """The replica with the highest score of those where the request does not wait too long; with a `temperature`,

@@ -1,9 +1,8 @@
 """The replica on which the request would finish first, found by running each replica forward.
 
-Plays every replica on from the moment of the arrival, iteration by iteration, with its timing tables, batch cap, token
-budget and memory, as if nothing else arrived. Stretches in which nothing but decodes happen are taken in one step.
-What of that is the same for all requests of one moment, up to where all that were there before are admitted, is played
-once.
+Plays every replica on from the moment of the arrival, iteration by iteration, with its times, batch cap, token budget
+and memory, as if nothing else arrived. Stretches in which nothing but decodes happen are taken in one step. What of
+that is the same for all requests of one moment, up to where all that were there before are admitted, is played once.
 Output lengths are those of `--router.lengths`, or the mean of what was produced so far. With `others` above 0 the time
 that the request costs those who are there already counts too.
 """
@@ -18,14 +17,8 @@ from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.decode_group import processed_now
 from gnomon.serving.engine.state import NONE, replica_view
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.prediction import (
-    iteration_s,
-    mean_output,
-    next_queued,
-    output_left,
-    prefill_room,
-    under_way,
-)
+from gnomon.serving.routers.known import batch_ends_in_s, iteration_s, look, prefill_room
+from gnomon.serving.routers.prediction import kv_each, mean_output, next_queued, output_left, under_way
 
 # What a replica has to do, a row for each request in the order in which they are served: prompt tokens to compute yet,
 # output tokens to produce yet, tokens in its KV cache. Those in the queue are filled in as they are looked at.
@@ -138,7 +131,7 @@ def _begin(fleet: Fleet, r: int, now: float, mean: float, work: Floats) -> tuple
     filled = under_way(fleet.cluster, r, ids)
     for i in range(filled):
         _fill(fleet, r, work, i, ids[i], mean)
-    return 0, filled, NONE, max(0.0, state.next_end_s - now) if state.num_in_flight > 0 else 0.0, 0.0
+    return 0, filled, NONE, batch_ends_in_s(fleet, r, now, state.num_holding, kv_each(fleet, r)), 0.0
 
 
 @inlined
@@ -190,16 +183,17 @@ def play_on(
     return own, others
 
 
-@router("lookahead", options={"others": 0.0}, scratch=KEPT, predicts=True)
+@router("lookahead", options={"others": 0.0}, scratch=KEPT, predicts=True, observes=True)
 def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s
+    look(fleet, now)
     mean = mean_output(fleet)
     best, least, idle_row = fleet.candidates[0], math.inf, NONE
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         state = fleet.cluster.replicas[r]
-        if state.num_outstanding == 0 and state.tracks_blocks == 0:
+        if state.num_outstanding == 0 and state.tracks_blocks == 0 and fleet.known.size == 0:
             if state.row == idle_row:  # It would take exactly as long as the idle one before.
                 continue
             idle_row = state.row

@@ -15,23 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.jit import inlined
-from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.context import Fleet
-from gnomon.serving.engine.state import replica_view
-from gnomon.serving.routers.prediction import (
-    ADDED_WEIGHTS,
-    Prediction,
-    added_s,
-    chunk_of,
-    expected_output,
-    iteration_s,
-    kv_each,
-    mean_output,
-    output_left,
-    outstanding,
-    prefill_room,
-    rounds_of,
-)
+from gnomon.serving.routers import known, prediction
+from gnomon.serving.routers.known import iteration_s, new_tokens
+from gnomon.serving.routers.prediction import ADDED_WEIGHTS, Prediction, added_s, chunk_of, kv_each
 from gnomon.serving.scenario.config import QUEUE_DEPTH
 
 FEATURES = (
@@ -157,18 +144,10 @@ def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
 
 
 @inlined
-def new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
-    """Prompt tokens that replica `r` would have to compute: those not in its prefix cache."""
-    cluster = fleet.cluster
-    cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * cluster.replicas[r].block_size
-    return max(1, cluster.requests[request_id].prompt_tokens - cached)
-
-
-@inlined
 def _prefill_alone_s(fleet: Fleet, r: int, new: int) -> float:
     """Seconds of a prefill that has replica `r` for itself."""
     state = fleet.cluster.replicas[r]
-    chunk = max(1, min(new, prefill_room(state, 0), state.max_chunk_tokens))
+    chunk = max(1, min(new, known.prefill_room(state, 0), state.max_chunk_tokens))
     return new / chunk * iteration_s(fleet, r, chunk, 0, 0.0)
 
 
@@ -179,8 +158,8 @@ def _decode_left(fleet: Fleet, r: int, mean: float) -> float:
     if fleet.predicted_output.size == 0:
         return mean * count
     ids, total = np.empty(count, np.int64), 0.0
-    for i in range(outstanding(fleet.cluster, r, ids)):
-        total += output_left(fleet, r, ids[i], mean)
+    for i in range(prediction.outstanding(fleet.cluster, r, ids)):
+        total += prediction.output_left(fleet, r, ids[i], mean)
     return total
 
 
@@ -199,9 +178,8 @@ def predict(fleet: Fleet, r: int, new: int, at: Arrival) -> Prediction:
     if state.prefill_left > 0:
         ahead_chunk = chunk_of(fleet, r, state.prefill_left)
         ahead = state.prefill_left / ahead_chunk * iteration_s(fleet, r, ahead_chunk, held, kv)
-    queued = (rounds_of(state, at.prompt, at.output) - 1.0) * at.mean_output * joined_step
-    in_flight = max(0.0, state.next_end_s - at.now) if state.num_in_flight > 0 else 0.0
-    first_token = in_flight + ahead + queued + own_prefill
+    queued = (prediction.rounds_of(fleet, r, at.prompt, at.output) - 1.0) * at.mean_output * joined_step
+    first_token = known.batch_ends_in_s(fleet, r, at.now, held, kv) + ahead + queued + own_prefill
     window = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]
     prefilling = fleet.memory[MEMORY_PER_REPLICA * r + _PREFILL_S] / window if window > 0.0 else 0.0
     return Prediction(
@@ -217,7 +195,7 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: i
     """Write what needs no look at the other replicas into row `r`."""
     cluster, memory = fleet.cluster, fleet.memory
     state, row, mine = cluster.replicas[r], out[r], MEMORY_PER_REPLICA * r
-    used = float(state.num_blocks - state.free_blocks)
+    used = state.num_blocks - known.free_blocks(fleet, r)
     blocks = max(1.0, float(state.num_blocks))
     decode_left = _decode_left(fleet, r, at.mean_output)
     new = new_tokens(fleet, r, at.id)
@@ -233,9 +211,10 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: i
     row[PREFILL_VS] = state.prefill_left
     row[DECODE_VS] = decode_left
     row[BATCH_CAP] = math.log1p(state.max_running)
-    row[MEAN_KV] = math.log1p(kv_each(fleet, r))
-    in_flight = max(0.0, state.next_end_s - at.now) if state.num_in_flight > 0 else 0.0
-    row[BATCH_ENDS] = math.log1p(in_flight / times.joined_step)
+    kv = kv_each(fleet, r)
+    row[MEAN_KV] = math.log1p(kv)
+    ends_in_s = known.batch_ends_in_s(fleet, r, at.now, state.num_holding, kv)
+    row[BATCH_ENDS] = math.log1p(ends_in_s / times.joined_step)
     row[ARRIVALS] = memory[mine + _ARRIVALS]
     row[ARRIVED_TOKENS] = memory[mine + _ARRIVED]
     row[COMPLETIONS] = memory[mine + _COMPLETIONS]
@@ -296,8 +275,9 @@ def _observe_all(fleet: Fleet, at: Arrival, out: Any) -> None:
 @inlined
 def arrival_of(fleet: Fleet, request_id: int) -> Arrival:
     """The arriving request; brings the moving averages up to it. To be called once for every arrival."""
-    request, mean = fleet.cluster.requests[request_id], mean_output(fleet)
-    output = max(1.0, expected_output(fleet, request_id, mean))
+    request, mean = fleet.cluster.requests[request_id], prediction.mean_output(fleet)
+    known.look(fleet, request.arrival_s)
+    output = max(1.0, prediction.expected_output(fleet, request_id, mean))
     at = Arrival(request_id, request.arrival_s, request.prompt_tokens, output, mean)
     _update_averages(fleet, at)
     return at

@@ -5,23 +5,17 @@ every output is expected to go on for the mean found so far, however long it is 
 `decode_left`, are never read).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gnomon.core.arrays import Ints
 from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import ID, processed_now
 from gnomon.serving.engine.state import FINISHED, NONE, Cluster, replica_view, ring_position
-from gnomon.serving.policies import UNBOUNDED
-from gnomon.timing import lookup
-from gnomon.timing.lookup import Shape
+from gnomon.serving.routers.known import free_blocks, kv_used_each, prefill_room
 
 PRIOR_OUTPUT, PRIOR_WEIGHT = 200.0, 10.0
 """Output tokens expected before any was seen, and how many finished requests that belief is worth."""
-_WITHOUT_BUDGET = 4096
-"""Prompt tokens of an iteration where the policy has no token budget: the prompts of an iteration are priced as one,
-and attention over one as long as the whole queue would cost many times what it does."""
-_SHORTEST_S = 1e-9  # Ratios of times must exist even where a table of the user's says that nothing takes any time.
 
 
 class Prediction(NamedTuple):
@@ -120,29 +114,12 @@ def output_left(fleet: Fleet, r: int, request_id: int, mean: float) -> float:
 
 
 @inlined
-def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> float:
-    """One iteration of replica `r` over all its stages, with a prefill chunk and some decodes of length `kv` each."""
-    state, tables = fleet.cluster.replicas[r], fleet.tables
-    tokens = min(prefill + decodes, tables.token_s.shape[1] - 1)
-    sequences = min(decodes + (1 if prefill > 0 else 0), tables.sequence_s.shape[1] - 1)
-    decodes = min(decodes, tables.decode_s.shape[1] - 1)
-    shape = Shape(tokens, sequences, float(prefill) * prefill, 0.0, decodes, decodes * kv, kv, decodes, 0.0)
-    return max(_SHORTEST_S, lookup.iteration_s(tables, state.row, state.num_stages, shape, tokens))
-
-
-@inlined
-def prefill_room(state: Any, decodes: int) -> int:
-    """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers predict it."""
-    budget = state.max_batch_tokens if state.max_batch_tokens < UNBOUNDED else _WITHOUT_BUDGET
-    return max(1, budget - decodes)
-
-
-@inlined
-def rounds_of(state: Any, prompt: int, output: float) -> float:
+def rounds_of(fleet: Fleet, r: int, prompt: int, output: float) -> float:
     """After how many fillings of a replica one more request would be done: those beyond the batch cap or the memory
     wait for others to finish first."""
+    state = fleet.cluster.replicas[r]
     rounds = (state.num_outstanding + 1) / min(state.num_outstanding + 1, state.max_running)
-    need, free = state.waiting_tokens + prompt + output, state.free_blocks * state.block_size
+    need, free = state.waiting_tokens + prompt + output, free_blocks(fleet, r) * state.block_size
     if need > free:
         rounds += (need - free) / max(1.0, float(state.num_blocks * state.block_size))
     return rounds
@@ -159,9 +136,8 @@ def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
 @inlined
 def kv_each(fleet: Fleet, r: int) -> float:
     """Mean KV tokens of the requests that hold blocks on replica `r`."""
-    state = fleet.cluster.replicas[r]
-    used = (state.num_blocks - state.free_blocks) * state.block_size
-    return used / state.num_holding if state.num_holding > 0 else 0.0
+    count = fleet.cluster.replicas[r].num_holding
+    return kv_used_each(fleet, r, count) if count > 0 else 0.0
 
 
 @inlined

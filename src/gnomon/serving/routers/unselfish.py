@@ -7,7 +7,7 @@ patience that suit a fleet and its load; with the ones below the rule is the tea
 
 import math
 
-from gnomon.serving.routers import Fleet, observation, router
+from gnomon.serving.routers import Fleet, known, observation, router
 from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
 
 
@@ -16,6 +16,7 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
     options={**ADDED_WEIGHTS, "patience": observation.PATIENCE},
     memory=observation.MEMORY_PER_REPLICA,
     predicts=True,
+    observes=True,
     cost_feature=observation.ADDED_VS,  # The log of the added latency over the least.
 )
 def unselfish(fleet: Fleet, request_id: int) -> int:
@@ -27,7 +28,7 @@ def unselfish(fleet: Fleet, request_id: int) -> int:
     mean_step, squared_first = 0.0, 0.0
     for i in range(count):
         r = fleet.candidates[i]
-        times = observation.predict(fleet, r, observation.new_tokens(fleet, r, request_id), at)
+        times = observation.predict(fleet, r, known.new_tokens(fleet, r, request_id), at)
         mean_step += times.joined_step / count
         squared_first += times.first_token * times.first_token / count
         cost = added_s(times, weights[0], weights[1], weights[2], weights[3])

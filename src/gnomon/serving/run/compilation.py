@@ -197,6 +197,6 @@ def _policy_signature() -> Any:
 def _example() -> Fleet:
     """The smallest fleet there is: only the types of its arrays matter."""
     return Fleet(
-        new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), *(np.zeros(1),) * 3, np.zeros(1, np.int64),
+        new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), *(np.zeros(1),) * 4, np.zeros(1, np.int64),
         np.zeros(1), np.zeros((1, 2)),
     )  # fmt: skip

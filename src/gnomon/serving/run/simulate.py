@@ -32,7 +32,8 @@ from gnomon.serving.features.tiers import Tiers
 from gnomon.serving.features.tool_cache import open_tool_cache
 from gnomon.serving.features.transfers import Transfers
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.routers import ROUTERS, RouterSpec
+from gnomon.serving.routers import KNOWN, ROUTERS, RouterSpec
+from gnomon.serving.routers.known import at_first
 from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_breakdown
 from gnomon.serving.run.compilation import callable_router, compile_beside, engine_of
 from gnomon.serving.run.driving import OpenCluster
@@ -256,12 +257,14 @@ def _router_inputs(
     """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose. There are
     no draws where neither it nor `others`, which see the same, can look at them."""
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
+    seen = [config.options.get(name, default) for name, default in KNOWN.items()]
     draws = spec.draws or spec.numbers is not None or spec.name in ROUTERS.own or any(map(is_own, others))
     return RouterInputs(
         stream(scenario.seed, "router").random((len(requests), 2)) if draws else np.zeros((1, 2)),
         np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
         np.zeros((spec.memory + spec.scratch) * cluster.replicas.size + 8),
         predicted_outputs(config, requests, scenario.seed),
+        at_first(cluster.replicas.num_blocks, *seen) if spec.observes else np.zeros(0),
         candidates,
     )
 
