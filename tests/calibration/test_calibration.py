@@ -169,8 +169,8 @@ def test_what_stays_is_told_by_a_held_out_load_of_requests() -> None:
     slower = recorded(8.0, 4, per_iteration_s=0.012)
     found = calibrate([*logs, slower], server(), hold_out=["rate-8"])
     (check,) = [one for one in found.checks if not one.is_fitted]
-    assert check.foretold is not None and check.foretold < -0.05
-    told = [one.foretold for one in found.checks]
+    assert check.predicted is not None and check.predicted < -0.05
+    told = [one.predicted for one in found.checks]
     assert found.calibration.error >= np.sqrt(np.mean(np.square(told))) - 1e-3
     assert "cannot be foretold within 10%" in found.calibration.provenance.notes[0]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gnomon.core.errors import DataError
-from gnomon.verify.disagg import Measured, Predicted, order, read_runs, repeat_spread, scenario_of, told
+from gnomon.verify.disagg import Measured, Predicted, findings, order, read_runs, repeat_spread, scenario_of
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -48,17 +48,17 @@ def test_medians_and_order_are_judged() -> None:
         return Predicted(run, 1.2, 0.051, simulated)
 
     good = [one("2P-TP4 2D-TP4", (2, 4), 100.0, 104.0), one("4 TP4", None, 90.0, 95.0)]
-    assert told(good, {4: 0.001}, 0.1).failures == []
+    assert findings(good, {4: 0.001}, 0.1).failures == []
     assert [pods.name for pods in order(good, 64)] == ["4 TP4 behind the picker", "4 TP4"]
     alike = [*good, one("1P-TP4 3D-TP4", (2, 4), 70.0, 104.0)]
     assert [pods.measured for pods in order(alike, 64)] == [90.0, 85.0], "(100 + 70) / 2 against 90"
     assert repeat_spread([each.measured for each in alike]) == pytest.approx(100 / 70 - 1)
     bad = [one("2P-TP4 2D-TP4", (2, 4), 100.0, 80.0), one("4 TP4", None, 90.0, 95.0)]
-    assert [text.split(":")[0] for text in told(bad, {}, 0.1).failures] == [
+    assert [text.split(":")[0] for text in findings(bad, {}, 0.1).failures] == [
         "throughput of the disaggregated layouts", "order at 64 requests",
     ]  # fmt: skip
     # 100 and 90 lie 11 % apart: a measurement that is good to 12 % does not tell them apart.
-    assert len(told(bad, {}, 0.12).failures) == 1
+    assert len(findings(bad, {}, 0.12).failures) == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1]", '[{"architecture": "aggregated"}]'])

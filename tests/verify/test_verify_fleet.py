@@ -8,7 +8,7 @@ import pytest
 import gnomon
 from gnomon.core.errors import UnknownNameError
 from gnomon.verify import fleet
-from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions, per_rank, told
+from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions, findings, per_rank
 
 
 def effect(*simulated: float) -> Effect:
@@ -18,7 +18,7 @@ def effect(*simulated: float) -> Effect:
 def test_an_effect_is_reproduced_within_its_tolerance() -> None:
     assert effect(109.0).distance == pytest.approx(0.09) and effect(109.0).is_reproduced
     assert not effect(89.0).is_reproduced
-    found = told([effect(109.0), effect(89.0)])
+    found = findings([effect(109.0), effect(89.0)])
     assert len(found.failures) == 1 and "89" in found.failures[0] and "-11%" in found.failures[0]
     assert [row["is_reproduced"] for row in found.rows] == [True, False]
 
@@ -35,7 +35,7 @@ def test_of_a_system_simulated_in_part_the_direction_is_judged() -> None:
 
     assert part(1.1).is_reproduced and part(9.0).is_reproduced
     assert not part(1.0).is_reproduced and not part(1.5, holds=False).is_reproduced
-    assert "above 1" in str(told([part(1.1)]).blocks[0])
+    assert "above 1" in str(findings([part(1.1)]).blocks[0])
 
 
 def test_requests_of_a_rank_by_littles_law() -> None:

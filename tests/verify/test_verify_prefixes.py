@@ -13,11 +13,11 @@ from gnomon.verify.prefixes import (
     Row,
     at_a_time,
     effects,
+    findings,
     in_stages,
     offload,
     route,
     shared_prompts,
-    told,
 )
 from serving_kit import run, scenario
 
@@ -57,7 +57,7 @@ def rows(factor: float) -> list[Row]:
 def test_ratios_are_judged(factor: float, failures: int) -> None:
     """Precise over random and over estimated, both or none; half as fast a simulator in all would pass."""
     assert len(effects(rows(factor))) == 6
-    found = told(rows(factor))
+    found = findings(rows(factor))
     assert len(found.failures) == failures and len(found.rows) == 8
 
 

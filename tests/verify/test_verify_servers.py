@@ -12,7 +12,7 @@ import pytest
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.serving.scenario import Scenario
-from gnomon.verify.servers import TASKS, Scored, figures, read_servers, settings_of, told
+from gnomon.verify.servers import TASKS, Scored, figures, findings, read_servers, settings_of
 from gnomon.verify.servers import requests_of as sent_to
 from gnomon.verify.stages import read_stages, requests_of
 from gnomon.workload import Requests
@@ -118,8 +118,8 @@ def test_figures_are_of_the_held_out_half_and_worse_ones_fail(tmp_path: Path, mo
     found = figures([*held, other])
     assert found == pytest.approx({"h100 itl median": 0.2, "h100 itl mean": 0.3, "throughput median": 0.0})
     monkeypatch.setattr("gnomon.verify.servers.recorded", lambda: {"h100 itl median": 0.19})
-    assert told(held, is_whole=True).failures == ["h100 itl median 20.0% (recorded 19.0%)"]
-    assert told(held, is_whole=False).failures == []
+    assert findings(held, is_whole=True).failures == ["h100 itl median 20.0% (recorded 19.0%)"]
+    assert findings(held, is_whole=False).failures == []
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ class Check:
     def text(self) -> list[Block]:
         """The table and the verdict."""
         failed = sum(not one.passed for one in self.findings)
-        said = f"{failed} of {len(self.findings)} figures fail." if failed else f"All {len(self.findings)} pass."
-        return [Table(self.rows()), Line(said)]
+        verdict = f"{failed} of {len(self.findings)} figures fail." if failed else f"All {len(self.findings)} pass."
+        return [Table(self.rows()), Line(verdict)]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""

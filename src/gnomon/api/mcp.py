@@ -136,9 +136,9 @@ def server(reports: str | Path = "gnomon-reports") -> MCPServer:
     ) -> dict[str, Any]:
         """Latency, throughput, cost and capacity of a deployment under a load, with 90 % intervals."""
         given = _asked(model, gpu, tensor_parallel, replicas, rate, settings)
-        return _told(simulate(**{"workload.num_requests": requests} | given), Path(reports) if report else None)
+        return _answer(simulate(**{"workload.num_requests": requests} | given), Path(reports) if report else None)
 
-    def told(tool: Callable[..., Any]) -> Callable[..., Any]:
+    def with_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(tool)
         def answer(**given: Any) -> Any:
             try:
@@ -149,7 +149,7 @@ def server(reports: str | Path = "gnomon-reports") -> MCPServer:
         return answer
 
     for tool in (simulate_serving, compare_serving, time_iteration, search_deployment, list_catalog):
-        made.tool()(told(tool))
+        made.tool()(with_errors(tool))
     return made
 
 
@@ -169,7 +169,7 @@ def _figures(found: Simulation) -> dict[str, Any]:
     }
 
 
-def _told(found: Simulation, reports: Path | None) -> dict[str, Any]:
+def _answer(found: Simulation, reports: Path | None) -> dict[str, Any]:
     """The short answer: figures, intervals, what they rest on, warnings, and where the report is."""
     from gnomon.report.serving.intervals import as_data
 

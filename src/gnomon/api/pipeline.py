@@ -158,8 +158,8 @@ class PrioritySweep(Result):
         """One line, and every run."""
         from gnomon.report.pipeline.text import sweep_frame
 
-        told = f"{self.summary['runs']} runs, best {self.summary['best']:.4f}"
-        return View("sweep", lambda: [Line(told)], lambda: self.summary, {"runs": partial(sweep_frame, self.sweep)})
+        line = f"{self.summary['runs']} runs, best {self.summary['best']:.4f}"
+        return View("sweep", lambda: [Line(line)], lambda: self.summary, {"runs": partial(sweep_frame, self.sweep)})
 
     def save(self, folder: str | Path) -> Path:
         """Write sweep.csv and one heat map per configuration."""
@@ -192,9 +192,9 @@ def schedules() -> list[dict[str, Any]]:
     """The schedules that are built in, with their idle time and memory in closed form."""
     from gnomon.pipeline.zoo import SCHEDULES
 
-    told = {"idle per rank": "bubble", "activations": "memory", "what": "summary", "source": "source"}
+    line = {"idle per rank": "bubble", "activations": "memory", "what": "summary", "source": "source"}
     known = {name: SCHEDULES[name] for name in SCHEDULES}
-    return [{"name": name, **{k: getattr(one, field) for k, field in told.items()}} for name, one in known.items()]
+    return [{"name": name, **{k: getattr(one, field) for k, field in line.items()}} for name, one in known.items()]
 
 
 def takes_chunks(schedule: str) -> bool:

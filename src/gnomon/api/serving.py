@@ -141,10 +141,10 @@ class Simulation(Result):
         found = summarize(self.run)
         if not self.is_judged:
             return found
-        said = judged(self.run)
-        found.warnings.extend(said.warnings)
-        found.notes.extend(said.notes)
-        return replace(found, timing_error=NINE_OF_TEN * iteration_spread(self.run), timing_sources=said.sources)
+        judgement = judged(self.run)
+        found.warnings.extend(judgement.warnings)
+        found.notes.extend(judgement.notes)
+        return replace(found, timing_error=NINE_OF_TEN * iteration_spread(self.run), timing_sources=judgement.sources)
 
     @cached_property
     def headroom(self) -> Headroom:

@@ -108,7 +108,7 @@ class Check:
     step_error: float | None
     """Of the mean iteration (each counts as often as requests wait for it), by the final constants; from latencies
     alone, of the time per output token."""
-    foretold: float | None
+    predicted: float | None
     """Error of the mean iteration, by constants fitted on the other loads only."""
     promised: Promises | None
     """Latencies of its requests, recorded and foretold by simulation."""
@@ -185,17 +185,17 @@ def calibrate(
     if len(loads) == 1:
         notes = [note("one_load"), *notes]
     made = [_calibration(one, base, left) for one in (final, *others.values())]
-    loads_told = tuple(
+    load_records = tuple(
         Load(name=log.name, steps=len(log.steps) if log.steps is not None else 0,
              requests=len(log.stamps.requests) if log.stamps is not None else 0, fitted=log.name in fitted,
              error=round(errors[log.name][0] or 0.0, 5))
         for log in used
     )  # fmt: skip
-    about = made[0].provenance.model_copy(update={"loads": loads_told, "notes": tuple(notes)})
+    about = made[0].provenance.model_copy(update={"loads": load_records, "notes": tuple(notes)})
     calibration = made[0].model_copy(update={"provenance": about})
-    told_by = dict(zip(others, made[1:], strict=True))
+    by_load = dict(zip(others, made[1:], strict=True))
     checks = [
-        _check([log for log in used if load_of(log.name) == one], base, told_by.get(one, calibration), errors, held,
+        _check([log for log in used if load_of(log.name) == one], base, by_load.get(one, calibration), errors, held,
                others.get(one, final))
         for one in dict.fromkeys(load_of(log.name) for log in used)
     ]  # fmt: skip
@@ -212,8 +212,8 @@ def calibrate(
 
 def _worst(checks: Sequence[Check]) -> float:
     """The largest error of a mean on a load that the constants have not seen."""
-    told = [one.promised for one in checks if one.promised is not None and one.foretold is not None]
-    return max((abs(some["mean"].error) for one in told for some in one.values()), default=0.0)
+    known = [one.promised for one in checks if one.promised is not None and one.predicted is not None]
+    return max((abs(some["mean"].error) for one in known for some in one.values()), default=0.0)
 
 
 Errors = dict[str, tuple[float | None, float | None]]
@@ -233,7 +233,7 @@ def _check(
         steps=sum(len(log.steps) for log in mine if log.steps is not None),
         requests=sum(len(log.stamps.requests) for log in stamped if log.stamps is not None),
         step_error=_mean([errors[log.name][0] for log in mine]),
-        foretold=_mean([errors[log.name][1] for log in mine]),
+        predicted=_mean([errors[log.name][1] for log in mine]),
         promised=promises(chosen, known, stamped) if stamped else None,
         at_pace=promises(chosen, known, stamped, own) if stamped and len(own) == len(stamped) else None,
     )
@@ -248,9 +248,9 @@ def _left_error(errors: Errors, held: set[str], loads: Sequence[str]) -> float:
     """What stays on a load that was not fitted: on those held out and on each as foretold from the others; with one
     load only, twice what stays on it."""
     by_load: dict[str, list[float | None]] = {}
-    for name, (own, foretold) in errors.items():
-        is_told = name in held or len(loads) > 1
-        by_load.setdefault(load_of(name), []).append(foretold if is_told else None if own is None else 2.0 * own)
+    for name, (own, predicted) in errors.items():
+        is_predicted = name in held or len(loads) > 1
+        by_load.setdefault(load_of(name), []).append(predicted if is_predicted else None if own is None else 2.0 * own)
     known = [error for some in by_load.values() if (error := _mean(some)) is not None]
     return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))) if known else 0.0)
 
@@ -258,17 +258,17 @@ def _left_error(errors: Errors, held: set[str], loads: Sequence[str]) -> float:
 def _slow_notes(slow: dict[str, float], names: Sequence[str], left_out: set[str]) -> list[str]:
     """Which rounds were slow, and what that does to their loads: a simulation has the host of a usual round."""
 
-    def told(some: dict[str, float]) -> str:
+    def slow_note(some: dict[str, float]) -> str:
         return note("slow", rounds=", ".join(f"{name} ({factor:.2f} times)" for name, factor in some.items()))
 
     rounds, notes = Counter(map(load_of, names)), []
     kept = {name: factor for name, factor in slow.items() if name not in left_out}
     if left_out:
-        some = told({name: factor for name, factor in slow.items() if name in left_out})
+        some = slow_note({name: factor for name, factor in slow.items() if name in left_out})
         notes.append(note("slow_left_out", slow=some))
     if kept:
         parts = ", ".join(f"{load} ({n} of {rounds[load]})" for load, n in Counter(map(load_of, kept)).items())
-        notes.append(note("slow_kept", slow=told(kept), parts=parts))
+        notes.append(note("slow_kept", slow=slow_note(kept), parts=parts))
     return notes
 
 

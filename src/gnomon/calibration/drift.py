@@ -34,11 +34,11 @@ class States:
 
 def windows(fit: Fit, steps: Steps, kernels: Kernels) -> Floats:
     """[window]: how many times longer than the constants say the host took; NaN where nothing tells."""
-    host, told = _host(fit, steps, kernels)
-    by_host = host > 0.5 * told
+    host, predicted_s = _host(fit, steps, kernels)
+    by_host = host > 0.5 * predicted_s
     at = (steps.at_s / WINDOW_S).astype(int)
     out = np.full(int(at.max()) + 1, np.nan)
-    ratio = np.maximum(1.0 + (steps.seconds - told) / np.maximum(host, 1e-9), 0.1)
+    ratio = np.maximum(1.0 + (steps.seconds - predicted_s) / np.maximum(host, 1e-9), 0.1)
     for window in np.unique(at[by_host]):
         out[window] = np.median(ratio[by_host & (at == window)])
     return out
@@ -80,17 +80,17 @@ def trace_of(found: Floats, count: int = 4096) -> Floats:
 
 def host_factor(fit: Fit, steps: Steps, kernels: Kernels) -> float:
     """How many times longer than the constants say the iterations of a log took that the host decides."""
-    host, told = _host(fit, steps, kernels)
-    weight = steps.felt * (host > 0.5 * told)
-    return float(1.0 + weight @ (steps.seconds - told) / (weight @ host)) if weight.any() else 1.0
+    host, predicted_s = _host(fit, steps, kernels)
+    weight = steps.felt * (host > 0.5 * predicted_s)
+    return float(1.0 + weight @ (steps.seconds - predicted_s) / (weight @ host)) if weight.any() else 1.0
 
 
 def _host(fit: Fit, steps: Steps, kernels: Kernels) -> tuple[Floats, Floats]:
     """Of each iteration by the constants: what the host decides, launching that the GPU waits for too, and all."""
-    told, gpu = fit.seconds(steps, kernels), kernels.seconds(fit.scale, fit.clock)
+    predicted_s, gpu = fit.seconds(steps, kernels), kernels.seconds(fit.scale, fit.clock)
     launch = np.array([phase.launch for phase in fit.phases])[steps.phase]
     waits = (launch > 0.0) & (gpu < launch + kernels.after)
-    return np.where(waits, told, told - gpu), told
+    return np.where(waits, predicted_s, predicted_s - gpu), predicted_s
 
 
 def spread_of(fit: Fit, logs: Sequence[tuple[Steps, Kernels]]) -> float:

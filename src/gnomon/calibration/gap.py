@@ -56,7 +56,7 @@ def explain(scenario: Scenario, log: Log) -> Gap:
     log = with_kv(scenario, log)
     done = matched(scenario, log)
     assert log.stamps is not None
-    told = figures([(log.stamps, done)])
+    measured = figures([(log.stamps, done)])
     counts = _count_differences(log, done)
     first = _first_off(log, done)
     steps, causes = [], [*decided_otherwise(log, done, simulated_steps(done))]
@@ -65,8 +65,8 @@ def explain(scenario: Scenario, log: Log) -> Gap:
             kernels, ours = iterations_of(scenario, log)
             steps = _step_differences(log.steps, ours)
             causes += taken_longer(log.steps, kernels, ours)
-    causes += _front_end_cause(told, steps)
-    return Gap(log.name, told, steps, counts, first, causes, log, done)
+    causes += _front_end_cause(measured, steps)
+    return Gap(log.name, measured, steps, counts, first, causes, log, done)
 
 
 def simulated_steps(done: Run) -> dict[str, Floats]:
@@ -146,17 +146,17 @@ def _first_off(log: Log, done: Run) -> dict[str, Any] | None:
     }
 
 
-def _front_end_cause(told: Figures, steps: list[Difference]) -> list[Cause]:
+def _front_end_cause(measured: Figures, steps: list[Difference]) -> list[Cause]:
     """First tokens that come late although iterations do not: what lies before the scheduler, or behind it."""
-    ttft, tpot = told.error("ttft"), told.error("tpot") if "tpot" in told.values else 0.0
+    ttft, tpot = measured.error("ttft"), measured.error("tpot") if "tpot" in measured.values else 0.0
     fits = all(abs(one.relative) < 2 * NOTICED for one in steps) if steps else abs(tpot) < NOTICED
     if abs(ttft) < 2 * NOTICED or not fits:
         if not steps and abs(tpot) >= NOTICED:
-            recorded, simulated = told.values["tpot"]["mean"]
+            recorded, simulated = measured.values["tpot"]["mean"]
             return [_cause("iteration", tpot, recorded=1e3 * recorded, simulated=1e3 * simulated)]
         return []
-    recorded, simulated = told.values["ttft"]["mean"]
-    share = (recorded - simulated) / max(told.values["e2e"]["mean"][0], 1e-9)
+    recorded, simulated = measured.values["ttft"]["mean"]
+    share = (recorded - simulated) / max(measured.values["e2e"]["mean"][0], 1e-9)
     return [_cause("front_end", -share, recorded=1e3 * recorded, simulated=1e3 * simulated)]
 
 
@@ -178,8 +178,8 @@ class Cause:
 CAUSES: dict[str, dict[str, str]] = own_yaml(files("gnomon.calibration") / "causes.yaml")
 
 
-def _cause(kind: str, weight: float, **told: Any) -> Cause:
-    name, evidence, try_this = (CAUSES[kind][part].format(**told) for part in ("name", "evidence", "try"))
+def _cause(kind: str, weight: float, **facts: Any) -> Cause:
+    name, evidence, try_this = (CAUSES[kind][part].format(**facts) for part in ("name", "evidence", "try"))
     return Cause(name, weight, evidence, try_this)
 
 
@@ -243,8 +243,8 @@ def taken_longer(steps: Steps, kernels: Kernels, ours: Floats) -> list[Cause]:
         share = -float(weight @ missing) / total
         if abs(share) * total < NOTICED * float(weight @ steps.seconds[mine]):
             continue
-        kind, told = _grows_with(steps.take(mine), kernels, mine, missing, weight)
-        causes.append(_cause(kind, share, phase=phase, **told))
+        kind, facts = _grows_with(steps.take(mine), kernels, mine, missing, weight)
+        causes.append(_cause(kind, share, phase=phase, **facts))
     return sorted(causes, key=lambda one: -abs(one.weight))
 
 
@@ -270,12 +270,12 @@ def _grows_with(
         on_gpu = abs(own) > 0.5 * abs(1e-3 * mean)
         best = {"host": "kernels", "sequence": "sampling"}.get(best, best) if on_gpu else "host"
     open_ = "" if steps.gpu_s is not None else " The log has no GPU times (gpu_s) that would tell host from GPU."
-    told: dict[str, Any] = {"shown": shown, "open": open_}
+    facts: dict[str, Any] = {"shown": shown, "open": open_}
     if best in ("clock", "kernels"):
-        told["factor"] = 1.0 + _slope(columns[best], missing, weight)
+        facts["factor"] = 1.0 + _slope(columns[best], missing, weight)
     elif best != "host":
-        told["each"] = 1e6 * _slope(columns["sequence"], missing, weight)
-    return best, told
+        facts["each"] = 1e6 * _slope(columns["sequence"], missing, weight)
+    return best, facts
 
 
 def _slope(column: Floats, missing: Floats, weight: Floats) -> float:

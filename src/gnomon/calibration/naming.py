@@ -25,8 +25,8 @@ ALIKE = 0.98  # Correlation beyond which two constants are known by their sum on
 NOTES: dict[str, str] = own_yaml(files("gnomon.calibration") / "notes.yaml")
 
 
-def note(kind: str, **told: Any) -> str:
-    return NOTES[kind].format(**told)
+def note(kind: str, **facts: Any) -> str:
+    return NOTES[kind].format(**facts)
 
 
 def of_steps(fit: Fit, data: Data, scenario: Scenario, states: States | None) -> Named:
@@ -100,10 +100,10 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
         if name == "scale" and name not in half:
             continue
         share, value = layers if name == "launch" else 1, getattr(fit.constants, name)
-        told = name in half and name not in at_bound and not any(name in pair for pair in pairs)
-        told = told and (is_explained or name != "reply")
+        is_found = name in half and name not in at_bound and not any(name in pair for pair in pairs)
+        is_found = is_found and (is_explained or name != "reply")
         for field in fields:
-            constants[field] = _constant(value / share, half.get(name, 0.0) / share, found=told)
+            constants[field] = _constant(value / share, half.get(name, 0.0) / share, found=is_found)
     order = tuple(_REQUEST_FIELDS[name][0] for name in fit.names)
     sizes = [1.0 / layers if name == "launch" else 1.0 for name in fit.names]
     for key in ("per_token_s", "exposed_s", "launch_s", "decode.launch_per_layer_s"):

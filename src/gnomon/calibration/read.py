@@ -86,12 +86,12 @@ def read_logs(paths: Sequence[str | Path]) -> list[Log]:
     """Several loads; those whose files have the same name go by their folder's: `chat-60.2/requests.csv` is
     `chat-60.2`, `a/run.log` is `a/run`."""
     logs = [read_log(path) for path in paths]
-    names, told = [log.name for log in logs], []
+    names, renamed = [log.name for log in logs], []
     for log, path in zip(logs, paths, strict=True):
         folder = Path(path).resolve().parent.name
         own = folder if log.name in STEMS else f"{folder}/{log.name}"
-        told.append(log if names.count(log.name) == 1 else replace(log, name=own))
-    return told
+        renamed.append(log if names.count(log.name) == 1 else replace(log, name=own))
+    return renamed
 
 
 def read_log(path: str | Path) -> Log:
@@ -105,7 +105,7 @@ def read_log(path: str | Path) -> Log:
     while name.endswith(SUFFIXES):
         name = name.rpartition(".")[0]
     try:
-        return _told(name, _read_file(path))
+        return _log(name, _read_file(path))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise DataError(f"is not as expected: {error!r}.", where=str(path), fix=f"Give {KINDS}.") from None
     except ValueError as error:
@@ -171,7 +171,7 @@ def _sampler(engine: Mapping[str, Any]) -> dict[str, Any] | None:
 Part: TypeAlias = Steps | Stamps | Counters
 
 
-def _told(name: str, part: Part) -> Log:
+def _log(name: str, part: Part) -> Log:
     if isinstance(part, Steps):
         return Log(name, steps=part)
     return Log(name, stamps=part) if isinstance(part, Stamps) else Log(name, counters=part)

@@ -103,13 +103,13 @@ class Promised:
     """A latency: seconds recorded, foretold, and the ends of the 90 % interval."""
 
     recorded: float
-    foretold: float
+    predicted: float
     low: float
     high: float
 
     @property
     def error(self) -> float:
-        return self.foretold / self.recorded - 1.0 if self.recorded > 0 else 0.0
+        return self.predicted / self.recorded - 1.0 if self.recorded > 0 else 0.0
 
     @property
     def holds(self) -> bool:

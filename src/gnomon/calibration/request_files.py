@@ -139,8 +139,8 @@ def _message(output: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
-    said = choice.get("delta") or choice.get("message") or choice
-    return any(said.get(name) for name in ("content", "reasoning_content", "text", "text_output"))
+    content = choice.get("delta") or choice.get("message") or choice
+    return any(content.get(name) for name in ("content", "reasoning_content", "text", "text_output"))
 
 
 def from_inference_perf(rows: Iterable[Mapping[str, Any]], where: str) -> Stamps:

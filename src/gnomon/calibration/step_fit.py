@@ -149,7 +149,7 @@ def with_clock(data: Data, forms: Sequence[Form], scale: float) -> tuple[list[Fo
     folds = [_folds(data.rows(index), data.loads) for index in range(len(PHASES))]
 
     def error(forms: Sequence[Form], clock: float) -> float:
-        return sum(_foretold(some, form, scale, clock) for some, form in zip(folds, forms, strict=True))
+        return sum(_left_out_error(some, form, scale, clock) for some, form in zip(folds, forms, strict=True))
 
     full = error(forms, 1.0)
     found, clock, least = list(forms), 1.0, (1.0 - WORTH) * full
@@ -185,7 +185,7 @@ def levelled(data: Data, fit: Fit) -> Fit:
         gpu, low, high = rows.gpu(fit.scale, fit.clock), 0.2, 5.0
         for _ in range(40):
             middle = 0.5 * (low + high)
-            too_long = rows.weight @ _told(phase.times(middle), rows, gpu) > rows.weight @ rows.seconds
+            too_long = rows.weight @ _predicted_s(phase.times(middle), rows, gpu) > rows.weight @ rows.seconds
             low, high = (low, middle) if too_long else (middle, high)
         phases[index] = phase.times(0.5 * (low + high))
     return replace(fit, phases=tuple(_borrowed(phases, index) for index in range(len(phases))))
@@ -203,11 +203,11 @@ def _form(rows: Sequence[Rows], loads: Sequence[str]) -> Form:
     short, long = np.quantile(whole.gpu() - whole.after, (0.05, 0.95))
     can_wait = bool(long > APART * short)
     best: Form = ()
-    least = _foretold(folds, best)
+    least = _left_out_error(folds, best)
     while True:
         extras = [e for e in EXTRAS if e not in best and (e != "flat" or "sequence" in best)]
         extras = [e for e in extras if e != "launch" or can_wait]
-        errors = {e: _foretold(folds, (*best, e)) for e in extras}
+        errors = {e: _left_out_error(folds, (*best, e)) for e in extras}
         errors = {e: error for e, error in errors.items() if error < least * (1.0 - EXTRAS[e])}
         better = min(errors, key=lambda e: errors[e], default=None)
         if better is None:
@@ -225,7 +225,7 @@ def _folds(rows: Sequence[Rows], loads: Sequence[str]) -> list[Rows]:
     return [whole.take(part.astype(np.int64)) for part in parts]
 
 
-def _foretold(folds: Sequence[Rows], form: Form, scale: float = 1.0, clock: float = 1.0) -> float:
+def _left_out_error(folds: Sequence[Rows], form: Form, scale: float = 1.0, clock: float = 1.0) -> float:
     """The absolute error on every fold by constants of the others. Squares would heed one slow round only."""
     error = 0.0
     for i, one in enumerate(folds):
@@ -234,11 +234,11 @@ def _foretold(folds: Sequence[Rows], form: Form, scale: float = 1.0, clock: floa
             continue
         others = joined(rest)
         phase = _phase(others, others.gpu(scale, clock), form)
-        error += float(one.weight @ np.abs(one.seconds - _told(phase, one, one.gpu(scale, clock))))
+        error += float(one.weight @ np.abs(one.seconds - _predicted_s(phase, one, one.gpu(scale, clock))))
     return error
 
 
-def _told(phase: Phase, rows: Rows, gpu: Floats) -> Floats:
+def _predicted_s(phase: Phase, rows: Rows, gpu: Floats) -> Floats:
     host = rows.pace * phase.host(rows.sequences, rows.tokens)
     return np.asarray(host + np.maximum(gpu, phase.launched(rows.pace, rows.after)))
 
@@ -292,7 +292,7 @@ def _phase(rows: Rows, gpu: Floats, form: Form) -> Phase:
         return Phase()
     even = replace(rows, weight=rows.weight / rows.pace**2)
     first = _least_squares(even, gpu, form)
-    off = np.abs(rows.seconds - _told(first, rows, gpu)) / rows.pace
+    off = np.abs(rows.seconds - _predicted_s(first, rows, gpu)) / rows.pace
     usual = float(np.median(off)) + 1e-12
     return _least_squares(replace(even, weight=even.weight * np.minimum(1.0, FAR * usual / np.maximum(off, usual))),
                           gpu, form)  # fmt: skip

@@ -152,7 +152,7 @@ def scenario_argument(metavar: str = "[SCENARIO]") -> Callable[[F], F]:
 
 
 def answered(
-    doing: str = "simulating", *, out: str = "", said: str = "Written to {}.", compiles: bool = True
+    doing: str = "simulating", *, out: str = "", message: str = "Written to {}.", compiles: bool = True
 ) -> Callable[[F], F]:
     """A command whose function takes `on_progress` and returns a result: it is printed (`--json`: as JSON) and, where
     `out` says what `--out` is good for, written, which is `said`. Exit code 1 where the result has not `passed`."""
@@ -166,7 +166,7 @@ def answered(
             if out is not None:
                 with progress("writing", compiles=False):
                     folder = found.save(out)
-                click.echo(said.format(folder), err=as_json)
+                click.echo(message.format(folder), err=as_json)
             if not getattr(found, "passed", True):
                 if failures := getattr(found, "failures", ()):
                     click.echo(f"Beyond tolerance: {', '.join(failures)}.", err=True)
@@ -255,10 +255,10 @@ def listing(group: click.Group, name: str, rows: Callable[[bool], Sequence[Mappi
 
 def about(name: str) -> str:
     """What people read of a command or a group."""
-    return told(_verbs()[name]["about"])
+    return for_click(_verbs()[name]["about"])
 
 
-def told(text: str) -> str:
+def for_click(text: str) -> str:
     """A text as click takes it: examples keep their lines."""
     return re.sub(r"\n\n([^\n]+:\n  )", r"\n\n\b\n\1", text.rstrip())
 

@@ -21,7 +21,7 @@ command = NearGroup("posttrain", help=about("posttrain"))
 @command.command(cls=SectionedCommand)
 @config_argument
 @verb("posttrain run")
-@answered(out="Write the time line, a trace and the rest.", said="wrote {}")
+@answered(out="Write the time line, a trace and the rest.", message="wrote {}")
 @config_options(api.Posttrain)
 def run(config: str, overrides: dict[str, Any], **given: Any) -> Any:
     if given["keep_decisions"] and click.get_current_context().params["out"] is None:
@@ -32,7 +32,7 @@ def run(config: str, overrides: dict[str, Any], **given: Any) -> Any:
 @command.command(cls=SectionedCommand)
 @config_argument
 @verb("posttrain compare")
-@answered("comparing", out="Write every policy's time line.", said="wrote {}")
+@answered("comparing", out="Write every policy's time line.", message="wrote {}")
 @config_options(api.Posttrain)
 def compare(config: str, policies: str | None, overrides: dict[str, Any], **given: Any) -> Any:
     names = [name.strip() for name in policies.split(",")] if policies else None
@@ -42,7 +42,7 @@ def compare(config: str, policies: str | None, overrides: dict[str, Any], **give
 @command.command(cls=SectionedCommand)
 @config_argument
 @verb("posttrain plan")
-@answered("planning", out="Write the report, the plans, and the best as config.yaml.", said="wrote {}")
+@answered("planning", out="Write the report, the plans, and the best as config.yaml.", message="wrote {}")
 @config_options(api.Posttrain)
 def plan(config: str, overrides: dict[str, Any], **given: Any) -> Any:
     return api.plan_posttrain(config, **given, **overrides)

@@ -157,7 +157,7 @@ def train(made: RouteConfig, folder: Folder, resume: str | None, online: bool) -
 @command.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, required=True)
 @verb("route tune")
-@answered("tuning", out="Folder for the report and the scenarios.", said="Wrote {}/report.html.")
+@answered("tuning", out="Folder for the report and the scenarios.", message="Wrote {}/report.html.")
 @config_options(api.TuneConfig)
 def tune(scenarios: tuple[str, ...], overrides: dict[str, Any], **given: Any) -> Any:
     return api.tune(scenarios, load(api.TuneConfig, None, overrides), **given)

@@ -72,7 +72,7 @@ def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
 @click.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, type=click.Path())
 @verb("compare")
-@answered(out="Folder for the report, comparison.json and every variant's run.", said=REPORT)
+@answered(out="Folder for the report, comparison.json and every variant's run.", message=REPORT)
 @config_options(Scenario)
 def compare(scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[str, ...], **given: Any) -> Any:
     from gnomon.api import comparison
@@ -152,16 +152,16 @@ def _limit(text: str) -> tuple[str, float]:
 @verb("check-policy")
 def check_policy(file: str, as_json: bool) -> None:
     found = []
-    said_by: dict[str, str] = {}
+    first_test: dict[str, str] = {}
     for finding in api.check_policy(file):
         found.append(finding)
         if as_json:
             continue
         mark = click.style("passed", fg="green") if finding.passed else click.style("FAILED", fg="red")
         click.echo(f"{mark}  {finding.kind} {finding.name}: {finding.test}")
-        if finding.said:
-            first = said_by.setdefault(finding.said, finding.test)
-            click.echo(f"        {finding.said if first == finding.test else f'The same as for {first}.'}")
+        if finding.mistake:
+            first = first_test.setdefault(finding.mistake, finding.test)
+            click.echo(f"        {finding.mistake if first == finding.test else f'The same as for {first}.'}")
     failed = sum(not finding.passed for finding in found)
     if as_json:
         print_json([finding.to_dict() for finding in found])

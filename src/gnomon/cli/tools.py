@@ -43,8 +43,8 @@ def convert(
             text = as_posttrain_yaml(tool, given, model=model, device=gpu)
         if out is not None:
             write_text(out, text)
-        said = f"Wrote {out}: run it with `gnomon {JOBS[tool]} {out}`."
-        click.echo(text if out is None else said, nl=out is not None)
+        message = f"Wrote {out}: run it with `gnomon {JOBS[tool]} {out}`."
+        click.echo(text if out is None else message, nl=out is not None)
         return
     if tool in ("inference-perf", "guidellm"):
         from gnomon.convert.load_definitions import convert_load
@@ -57,8 +57,8 @@ def convert(
         write_text(out, converting.as_yaml(conversion))
     if as_json:
         accounts = {"mapped": (conversion.mapped, "keys"), "without_counterpart": (conversion.without, "why")}
-        told = {name: [{"option": one, key: said} for one, said in some] for name, (some, key) in accounts.items()}
-        print_json({"scenario": conversion.values} | told | {"notes": conversion.notes})
+        options = {name: [{"option": one, key: why} for one, why in some] for name, (some, key) in accounts.items()}
+        print_json({"scenario": conversion.values} | options | {"notes": conversion.notes})
     elif out is None:
         click.echo(converting.as_yaml(conversion), nl=False)
     else:

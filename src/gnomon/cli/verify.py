@@ -10,7 +10,7 @@ import click
 
 from gnomon.api.verify import Verification, fetch_data, list_data, silicon_scenario, verify
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import about, answered, option_of, together, told, verb
+from gnomon.cli.options import about, answered, for_click, option_of, together, verb
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.text import own_yaml, to_yaml
@@ -50,7 +50,7 @@ def _show_server(ctx: click.Context, option: click.Parameter, server: str | None
 
 for _name, _given in own_yaml(files("gnomon.cli") / "verify.yaml").items():
     _options = [option_of(one, show=_show_server) for one in _given.get("options", ())]
-    _proof(_name, _given["doing"], told(_given["about"]), *_options)
+    _proof(_name, _given["doing"], for_click(_given["about"]), *_options)
 
 
 @command.command()

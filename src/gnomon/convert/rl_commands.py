@@ -153,9 +153,9 @@ def _leaves(data: dict[str, Any], prefix: str = "") -> Any:
 def as_posttrain_yaml(tool: str, text: str, *, device: str = "h100", model: str | None = None) -> str:
     """A set-up of verl or RLinf as YAML for `gnomon posttrain run`, with what was not read as comments."""
     config, without = (read_verl if tool == "verl" else read_rlinf)(text, device=device, model=model)
-    told = "".join(f"#   {name}: {why}\n" for name, why in without.items())
+    comments = "".join(f"#   {name}: {why}\n" for name, why in without.items())
     head = f"# From {tool}. Its options do not say lengths: the mean is {MEAN_SHARE:g} of the longest; set your own.\n"
-    head += f"# Without a counterpart:\n{told}" if told else ""
+    head += f"# Without a counterpart:\n{comments}" if comments else ""
     return head + to_yaml(config.model_dump(mode="json", exclude_unset=True))
 
 
@@ -206,5 +206,5 @@ def rlinf_yaml(config: Posttrain) -> str:
             put(data, name, value)
     data["cluster"]["component_placement"] = {name: f"{gpus[0]}-{gpus[-1]}" for name, gpus in sizes if gpus}
     data["runner"] = {"seq_length": config.lengths.max_prompt + config.lengths.max_response}
-    said = "# RLinf's pipeline trains on policy: how far generation may run ahead has no counterpart.\n"
-    return (said if config.algorithm.carries else "") + to_yaml(data)
+    comment = "# RLinf's pipeline trains on policy: how far generation may run ahead has no counterpart.\n"
+    return (comment if config.algorithm.carries else "") + to_yaml(data)

@@ -127,8 +127,8 @@ def read_megatron(
 def as_train_yaml(command: str, *, model: str | None, device: str, gpus: int | None) -> str:
     """The step of a Megatron-LM command as YAML for `gnomon train step`, with what was not read as comments."""
     config, without = read_megatron(command, model=model, device=device, gpus=gpus)
-    told = "".join(f"#   --{name.replace('_', '-')}: {why}\n" for name, why in without.items())
-    head = "# From a Megatron-LM command line.\n" + (f"# Without a counterpart:\n{told}" if told else "")
+    comments = "".join(f"#   --{name.replace('_', '-')}: {why}\n" for name, why in without.items())
+    head = "# From a Megatron-LM command line.\n" + (f"# Without a counterpart:\n{comments}" if comments else "")
     return head + to_yaml(config.model_dump(mode="json", exclude_unset=True))
 
 
@@ -155,7 +155,7 @@ def _model(given: dict[str, Any]) -> str:
     models = ((name, catalog.model(name)) for name in catalog.model_names())
     found = [name for name, one in models if all(getattr(one, key) == size for key, size in shape.items())]
     if not found:
-        told = ", ".join(f"{name} {size}" for name, size in shape.items())
-        what = f"no built-in model has {told}."
+        comments = ", ".join(f"{name} {size}" for name, size in shape.items())
+        what = f"no built-in model has {comments}."
         raise ConfigError(what, where="the command", fix="Give --model NAME or a config.json.")
     return found[0]

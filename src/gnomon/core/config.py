@@ -364,13 +364,13 @@ def _explain(
         fix = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}."
         return ConfigError(f"unknown key {key!r}.", where=place, fix=fix)
     # The members of a union each complain about the same key: the first one will do.
-    said = {_as_written(model, one["loc"]): _said(one) for one in reversed(mistakes)}
-    said.pop(path)
-    also = "; ".join(f"{'.'.join(map(str, other))}: {text}" for other, text in reversed(said.items()))
-    return ConfigError(f"{f'{key}: ' if key else ''}{_said(first)}.{f' Also: {also}.' if also else ''}", where=place)
+    texts = {_as_written(model, one["loc"]): _mistake(one) for one in reversed(mistakes)}
+    texts.pop(path)
+    also = "; ".join(f"{'.'.join(map(str, other))}: {text}" for other, text in reversed(texts.items()))
+    return ConfigError(f"{f'{key}: ' if key else ''}{_mistake(first)}.{f' Also: {also}.' if also else ''}", where=place)
 
 
-def _said(mistake: ErrorDetails) -> str:
+def _mistake(mistake: ErrorDetails) -> str:
     """Pydantic's sentence without its decoration, and what was given."""
     message = mistake["msg"].removeprefix("Value error, ").rstrip(".")
     given = mistake["input"]

@@ -113,9 +113,9 @@ class LiveCluster:
         if asked.replica is not None:
             request.replica, request.num_tries = asked.replica, 1
         env = self.opened.env
-        for foretold in (self.opened.fleet.predicted_output, env.decode.predicted_output):
-            if foretold.size:
-                foretold[slot] = max(1.0, request.output_tokens * self._length_errors[slot])
+        for lengths in (self.opened.fleet.predicted_output, env.decode.predicted_output):
+            if lengths.size:
+                lengths[slot] = max(1.0, request.output_tokens * self._length_errors[slot])
         request.arrival_s = now_s
         kind = REQUEST_SENT if is_before_router(env.front) else REQUEST_ARRIVES
         schedule_all(env.calendar, kind, np.array([now_s]), np.array([slot]))

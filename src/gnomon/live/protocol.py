@@ -76,13 +76,13 @@ def up_to_stop(texts: list[str], stops: Sequence[str]) -> list[str]:
     whole = "".join(texts)
     found = [(whole.index(stop) + len(stop), whole.index(stop)) for stop in stops if stop in whole]
     last, first = min(found, default=(len(whole) + 1, len(whole)))
-    said, place = [], 0
+    parts, place = [], 0
     for text in texts:
-        said.append(text[: max(0, first - place)])
+        parts.append(text[: max(0, first - place)])
         place += len(text)
         if place >= last:
             break
-    return said
+    return parts
 
 
 def chat_text(messages: Sequence[tuple[str, str]]) -> str:
@@ -250,8 +250,8 @@ class Writer:
         """The answer in one piece, from the text of every choice and why it ends."""
         choices: list[dict[str, Any]] = []
         for index, (text, reason) in enumerate(texts):
-            said = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-            choices.append({"index": index, **said, "logprobs": None, "finish_reason": reason})
+            parts = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+            choices.append({"index": index, **parts, "logprobs": None, "finish_reason": reason})
         return self._head(self._kind) | {"choices": choices, "usage": usage}
 
 

@@ -74,26 +74,26 @@ def _load_row(one: Check) -> dict[str, Any]:
         "used": "fitted" if one.is_fitted else "held out",
         "of": f"{one.steps:,} steps" if one.steps else f"{one.requests:,} requests" if one.requests else "counters",
         "step" if one.steps else "error": _percent(one.step_error),
-        "step predicted" if one.steps else "predicted": _percent(one.foretold),
+        "step predicted" if one.steps else "predicted": _percent(one.predicted),
     }
     for metric in METRICS:
         if one.promised and metric in one.promised:
             cell = one.promised[metric]["mean"]
-            low, high = (end / cell.foretold - 1.0 for end in (cell.low, cell.high))
+            low, high = (end / cell.predicted - 1.0 for end in (cell.low, cell.high))
             row[metric.upper()] = f"{cell.error:+z.1%} ({low:+.0%} to {high:+.0%})"
     return row
 
 
 def _paced_row(one: Check) -> dict[str, Any]:
-    told = one.at_pace or {}
+    at_pace = one.at_pace or {}
     return {"load": one.name} | {
-        _name(metric, name): _percent(told[metric][name].error) for metric in told for name in ("mean", "p99")
+        _name(metric, name): _percent(at_pace[metric][name].error) for metric in at_pace for name in ("mean", "p99")
     }
 
 
 def check_row(one: Check) -> dict[str, Any]:
     row: dict[str, Any] = {"load": one.name, "fitted": one.is_fitted, "steps": one.steps, "requests": one.requests}
-    row |= {"error": one.step_error, "predicted": one.foretold}
+    row |= {"error": one.step_error, "predicted": one.predicted}
     for metric in METRICS:
         cell = one.promised[metric]["mean"] if one.promised and metric in one.promised else None
         row[f"{metric}_error"] = cell.error if cell else None

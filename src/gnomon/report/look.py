@@ -81,12 +81,12 @@ def dots(x: Any, y: Any, colour: Any, size: float = 9, **more: Any) -> dict[str,
 
 
 def heat(
-    x: Any, y: Any, z: Any, text: Any, colours: tuple[str, str, str], said: str, **more: Any
+    x: Any, y: Any, z: Any, text: Any, colours: tuple[str, str, str], hover: str, **more: Any
 ) -> dict[str, Any]:  # fmt: skip
     """Cells with words in them, coloured from the least to the most; `said` when a cell is pointed at."""
     scale = [[0, colours[0]], [0.5, colours[1]], [1, colours[2]]]
     return {"type": "heatmap", "x": x, "y": y, "z": z, "text": text, "texttemplate": "%{text}", "colorscale": scale,
-            "showscale": False, "hovertemplate": said} | more  # fmt: skip
+            "showscale": False, "hovertemplate": hover} | more  # fmt: skip
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

@@ -114,8 +114,8 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
     ]  # fmt: skip
     others = [(rank, curve) for rank, curve in enumerate(curves) if rank != step.memory.fullest]
     for rank, curve in others:
-        said = {"name": "other ranks", "hovertemplate": f"rank {rank}: %{{y:.1f}} GB<extra></extra>"}
-        drawn = look.line(look.short(curve.times), look.short(curve.total / GB), "#7A8594", 1, **said)
+        hover = {"name": "other ranks", "hovertemplate": f"rank {rank}: %{{y:.1f}} GB<extra></extra>"}
+        drawn = look.line(look.short(curve.times), look.short(curve.total / GB), "#7A8594", 1, **hover)
         traces.append(drawn | {"showlegend": rank == others[0][0]})
     limit = step.memory.device_bytes / GB
     ran = 1 + max(label.microbatch for label in step.run.labels)
@@ -268,6 +268,6 @@ def _points(steps: list[TrainStep], name: str, colour: str, mode: str) -> dict[s
     memory = [round(step.memory.peak_bytes / GB, 2) for step in steps]
     speed = [round(step.tokens_per_gpu_s, 2) for step in steps]
     rows = [layout_row(step).items() for step in steps]
-    said = ["<br>".join(f"{name} {cell}" for name, cell in row if cell != 1) for row in rows]
-    more: dict[str, Any] = {"mode": mode, "line": {"color": colour}, "text": said}
+    hover = ["<br>".join(f"{name} {cell}" for name, cell in row if cell != 1) for row in rows]
+    more: dict[str, Any] = {"mode": mode, "line": {"color": colour}, "text": hover}
     return look.dots(memory, speed, colour, name=name, hovertemplate="%{text}<extra></extra>", **more)

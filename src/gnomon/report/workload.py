@@ -49,9 +49,9 @@ def _prefix_hits(requests: Requests) -> Figure:
 
 def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:
     """Empirical distribution functions at evenly spaced shares, on a logarithmic axis."""
-    shares, said = np.linspace(0, 1, CURVE_POINTS), f"%{{y:.1%}} at most %{{x:.4g}} {unit}<extra></extra>"
+    shares, hover = np.linspace(0, 1, CURVE_POINTS), f"%{{y:.1%}} at most %{{x:.4g}} {unit}<extra></extra>"
     data = [
-        line(short(np.quantile(values, shares)), short(shares), colour, 2, name=name, hovertemplate=said)
+        line(short(np.quantile(values, shares)), short(shares), colour, 2, name=name, hovertemplate=hover)
         for (name, values), colour in zip(samples.items(), COLOURS, strict=False)
     ]
     axes = axis(unit, type="log"), {"tickformat": ".0%"}
@@ -70,7 +70,7 @@ def _arrivals(requests: Requests) -> Figure:
 def _dots(requests: Requests) -> Figure:
     some = np.linspace(0, len(requests) - 1, min(len(requests), MOST_DOTS)).astype(int)
     x, y = requests.prompt_tokens[some].tolist(), requests.output_tokens[some].tolist()
-    said, mark = "%{x} prompt, %{y} output tokens<extra></extra>", {"size": 3, "opacity": 0.4, "color": COLOURS[0]}
-    drawn = dots(x, y, "", marker=mark, hovertemplate=said) | {"type": "scattergl"}
+    hover, mark = "%{x} prompt, %{y} output tokens<extra></extra>", {"size": 3, "opacity": 0.4, "color": COLOURS[0]}
+    drawn = dots(x, y, "", marker=mark, hovertemplate=hover) | {"type": "scattergl"}
     axes = [axis(f"{side} tokens", type="log") for side in ("prompt", "output")]
     return plot([drawn], "Prompt and output", *axes, hovermode="closest")

@@ -196,10 +196,10 @@ class VectorClusters:
         requests = self.num_requests
         arrays = (np.repeat(array[None], lanes, axis=0) for array in self._blank)
         cluster = Cluster(*(one.view(np.recarray) if one.dtype.names else one for one in arrays))
-        foretold = 0 if self.router_config.lengths == "none" else requests
+        predicted = 0 if self.router_config.lengths == "none" else requests
         fleets = Fleet(
             cluster, self.traffic.tables, np.zeros((lanes, requests, 2)), np.zeros(1),
-            np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)), np.zeros((lanes, foretold)),
+            np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)), np.zeros((lanes, predicted)),
             np.tile(at_first(np.zeros(self.max_replicas), *KNOWN.values()), (lanes, 1)),
             np.tile(np.arange(self.max_replicas), (lanes, 1)), np.zeros(1), np.zeros((lanes, 1, 2)),
         )  # fmt: skip

@@ -67,8 +67,8 @@ def register_shell(app: Dash, pages: list[Page]) -> None:
         styles = ["nav here" if page is chosen else "nav" for page in pages]
         if chosen is None:
             links = [html.Li(dcc.Link(page.title, href=page.path)) for page in pages]
-            said = [html.H1("No such page"), html.P(f"There is nothing at {path}."), html.Ul(links)]
-            return html.Section(said), *styles
+            content = [html.H1("No such page"), html.P(f"There is nothing at {path}."), html.Ul(links)]
+            return html.Section(content), *styles
         return chosen.layout(state_of(chosen.controls, query or "")), *styles
 
     titles = {page.path: f"{page.title} · Gnomon" for page in pages}

@@ -141,9 +141,9 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
     if dict(_leaves(_as_far_as_said(near).model_dump(mode="json")))["pools"] == flat["pools"]:
         values = near
     usual = dict(_leaves(_as_far_as_said(values).model_dump(mode="json")))
-    said = {*KEYS.values(), "engine.name", *(key for key, _ in LIMITS.values())}
-    said |= set() if is_file else {"workload.preset"}
-    further = {key: value for key, value in flat.items() if key not in said and value != usual.get(key)}
+    shown = {*KEYS.values(), "engine.name", *(key for key, _ in LIMITS.values())}
+    shown |= set() if is_file else {"workload.preset"}
+    further = {key: value for key, value in flat.items() if key not in shown and value != usual.get(key)}
     further |= _arrivals_of_trace(flat)
     values["scenario"] = yaml.safe_dump(further, default_flow_style=True, width=10**6).strip() if further else ""
     return {name: "" if value is None else value for name, value in values.items()}
@@ -222,8 +222,8 @@ def as_server(scenario: Scenario) -> str:
     except GnomonError as error:
         return f"# No command: {error}"
     note, is_noted, line = command.partition("\n") if command.startswith("#") else ("", "", command)
-    told = line if "\n" in line else folded([shlex.quote(word) for word in shlex.split(line)])
-    return f"{note}{is_noted}{told}"
+    command = line if "\n" in line else folded([shlex.quote(word) for word in shlex.split(line)])
+    return f"{note}{is_noted}{command}"
 
 
 def _word(value: Any) -> str:

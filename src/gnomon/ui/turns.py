@@ -74,7 +74,7 @@ def warming_up() -> Iterator[None]:
 
 
 @contextmanager
-def told_if_too_large() -> Iterator[None]:
+def refused_if_too_large() -> Iterator[None]:
     """A question for which the memory does not suffice is the user's mistake, not the page's."""
     try:
         yield
@@ -172,7 +172,7 @@ class Question:
         try:
             if not self.is_newest:
                 raise Stale
-            with told_if_too_large(), _given_up_after(LONGEST_S):
+            with refused_if_too_large(), _given_up_after(LONGEST_S):
                 yield
         finally:
             self.view.lock.release()

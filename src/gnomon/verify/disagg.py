@@ -219,10 +219,10 @@ def prove(
     found = [
         predict(one, added_s, as_labelled=as_labelled, metrics_age_s=metrics_age_s) for one in each(wanted, on_progress)
     ]
-    return told(found, added_s, repeat_spread(runs))
+    return findings(found, added_s, repeat_spread(runs))
 
 
-def told(found: list[Predicted], added_s: dict[int, float], spread: float) -> Findings:
+def findings(found: list[Predicted], added_s: dict[int, float], spread: float) -> Findings:
     """A row for every layout, medians of both kinds, and the order of the 16-GPU layouts that differ by more than
     `spread`."""
     apart = [one for one in found if one.measured.prefill]

@@ -62,10 +62,10 @@ def prove(
         given = _scenario_of(Path(path), scenario, calibration)
         grouped.setdefault(load_of(log.name), []).append((log, with_facts(given, [log])))
     allowed = tolerated(TOLERANCES, tolerances)
-    return told([compare(name, repeats, allowed) for name, repeats in each(list(grouped.items()), on_progress)])
+    return findings([compare(name, repeats, allowed) for name, repeats in each(list(grouped.items()), on_progress)])
 
 
-def told(found: list[Comparison]) -> Findings:
+def findings(found: list[Comparison]) -> Findings:
     """A table per load; means are judged."""
     blocks: list[Block] = []
     for one in found:

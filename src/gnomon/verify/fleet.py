@@ -74,12 +74,12 @@ WORDS: dict[str, dict[str, str]] = own_yaml(Path(__file__).parent / "data" / "fl
 
 
 def _effect(
-    name: str, figure: str, published: float, simulated: Iterable[float], told: Any = (), **rule: Any
+    name: str, figure: str, published: float, simulated: Iterable[float], setting: Any = (), **rule: Any
 ) -> Effect:
     """An effect with the words that fleet.yaml has for it; `told` fills them in."""
     words = WORDS[name]
     return Effect(
-        name, figure, published, tuple(simulated), words["setting"].format(**dict(told)), words["source"], **rule
+        name, figure, published, tuple(simulated), words["setting"].format(**dict(setting)), words["source"], **rule
     )
 
 
@@ -187,13 +187,13 @@ def _requests_per_s(policy: str, cached: int) -> float:
 def dlpm_over_vtc() -> list[Effect]:
     """Throughput of the two policies where the cache holds some of the documents."""
     gains = [_requests_per_s("dlpm", cached) / _requests_per_s("vtc", cached) for cached in CACHED]
-    told = {
+    setting = {
         "clients": CLIENTS,
         "documents": DOCUMENTS,
         "tokens": DOCUMENT_TOKENS,
         "cached": ", ".join(map(str, CACHED)),
     }
-    return [_effect("DLPM over VTC", "throughput, times", 2.87, gains, told, nothing=1.0)]
+    return [_effect("DLPM over VTC", "throughput, times", 2.87, gains, setting, nothing=1.0)]
 
 
 SCALES_OUT, SCALES_IN = 0.5, 0.3
@@ -336,10 +336,10 @@ def prove(*, only: Sequence[str] = (), on_progress: Progress | None = None) -> F
         if name not in EFFECTS:
             raise UnknownNameError("effect", name, EFFECTS)
     wanted = [EFFECTS[name] for name in EFFECTS if not only or name in only]
-    return told([one for effect in each(wanted, on_progress) for one in effect()])
+    return findings([one for effect in each(wanted, on_progress) for one in effect()])
 
 
-def told(found: list[Effect]) -> Findings:
+def findings(found: list[Effect]) -> Findings:
     """A row for every figure; those beyond their tolerance fail."""
     rows = [asdict(one) | {"distance": one.distance, "is_reproduced": one.is_reproduced} for one in found]
     failures = [

@@ -166,10 +166,10 @@ def prove(
     compared = [
         compare(one, hosts[one[0].folder.parent], bundle, full_clock=full_clock) for one in each(wanted, on_progress)
     ]
-    return told(compared, {at.name: host for at, host in hosts.items()})
+    return findings(compared, {at.name: host for at, host in hosts.items()})
 
 
-def told(found: list[Comparison], hosts: dict[str, HostConfig]) -> Findings:
+def findings(found: list[Comparison], hosts: dict[str, HostConfig]) -> Findings:
     """One row per run, the error of every figure in it."""
     each_host = ", ".join(
         f"{host.per_iteration_s * 1e6:.0f} µs and {host.per_sequence_s * 1e6:.2f} µs per sequence ({name})"

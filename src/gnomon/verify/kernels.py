@@ -327,7 +327,7 @@ def kernel_scores(device_name: str, one_in: int = 16) -> Iterator[TableScore]:
 def prove(*devices: str, one_in: int = 16, on_progress: Progress | None = None) -> Findings:
     """Every table of the silicon source, its points held out, and the roofline beside it; one in so many shapes."""
     names = each(devices or ("h200", "b200"), on_progress)
-    return told([one for name in names for one in kernel_scores(name, one_in)])
+    return findings([one for name in names for one in kernel_scores(name, one_in)])
 
 
 _CAPTION = (
@@ -336,7 +336,7 @@ _CAPTION = (
 )
 
 
-def told(scores: Sequence[TableScore]) -> Findings:
+def findings(scores: Sequence[TableScore]) -> Findings:
     """One row per table, and one per device over all of its tables."""
     tables = [_row(one.device, one.engine, one.name, [one]) for one in scores]
     devices = [

@@ -90,8 +90,8 @@ def _runs(runs: list[Any], path: Path) -> Iterator[Check]:
         result = simulate(study, record=False)
         yield Check(f"run {number}: total_time", expected, result.total_time, RUN_TOLERANCE)
         if "throttled" in run:
-            said, ours = ("; ".join(sorted(map(str, some))) or "none" for some in (run["throttled"], result.throttled))
-            yield Check(f"run {number}: throttled", said, ours)
+            known, ours = ("; ".join(sorted(map(str, some))) or "none" for some in (run["throttled"], result.throttled))
+            yield Check(f"run {number}: throttled", known, ours)
 
 
 def _study(run: dict[str, Any]) -> Study:
@@ -242,10 +242,10 @@ def prove(*files: str | Path, on_progress: Progress | None = None) -> Findings:
     chosen = [str(path) for path in files if not (str(path).endswith(".json") and is_sweep_config(path))]
     if not chosen:
         raise DataError("there are only configurations here, and no results.", fix="Name the CSV of the sweep.")
-    return told({path: verify(path) for path in each(chosen, on_progress)})
+    return findings({path: verify(path) for path in each(chosen, on_progress)})
 
 
-def told(found: dict[str, list[Check]]) -> Findings:
+def findings(found: dict[str, list[Check]]) -> Findings:
     """A table per file; of those with more than `MAX_ROWS` values only what is off."""
     blocks: list[Block] = []
     failures = []

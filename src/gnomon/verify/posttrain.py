@@ -271,7 +271,7 @@ def prove(
         letters = "".join(letter for letter in letters if letter not in OF_REFERENCE)
     study = Study(calibrate_on, seed, Path(data or "") if letters else reference(data))
     found = (getattr(study, f"check_{letter.lower()}")() for letter in each(letters, on_progress))
-    return told([check for checks in found for check in checks], letters)
+    return findings([check for checks in found for check in checks], letters)
 
 
 OF_REFERENCE = "WN"  # Sources that read the reference data.
@@ -280,7 +280,7 @@ CONSTANTS = {name: DATA[name]["constants"] for name in ("verl", "nemo")}
 NOTES = {letter: note.format_map(CONSTANTS) for letter, note in DATA["notes"].items()}
 
 
-def told(checks: list[Check], letters: str) -> Findings:
+def findings(checks: list[Check], letters: str) -> Findings:
     """One row per published value; printed, errors are in per cent, and gates say whether they hold."""
     rows: list[dict[str, Any]] = [
         {

@@ -186,10 +186,10 @@ def effects(rows: list[Row]) -> list[Effect]:
 @proof("prefixes")
 def prove(*, on_progress: Progress | None = None) -> Findings:
     """Routing by prefixes and KV in host memory, as llm-d published it."""
-    return told([row for part in each([routing_rows, offloading_rows], on_progress) for row in part()])
+    return findings([row for part in each([routing_rows, offloading_rows], on_progress) for row in part()])
 
 
-def told(rows: list[Row]) -> Findings:
+def findings(rows: list[Row]) -> Findings:
     """A row for every run, the ratios between them, and those that are too far from the published ones."""
     found = effects(rows)
     failures = [

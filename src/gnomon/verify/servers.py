@@ -284,14 +284,14 @@ def prove(
     wanted = [one for one in known if only in one.name]
     if not wanted:
         raise ConfigError(f"no server is called like {only!r}.", where="--only", fix=f"One is {known[0].name!r}.")
-    return told(score(wanted, jobs=jobs, on_progress=on_progress), is_whole=not only)
+    return findings(score(wanted, jobs=jobs, on_progress=on_progress), is_whole=not only)
 
 
 KERNELS_ERROR = 0.037  # What kernels are off by themselves, in the median over the models.
 FAR = 0.25  # Servers further off than this are listed one by one.
 
 
-def told(scored: Sequence[Scored], *, is_whole: bool) -> Findings:
+def findings(scored: Sequence[Scored], *, is_whole: bool) -> Findings:
     """Tables by GPU, model and size; what was recorded with the release is judged where all servers were simulated."""
     blocks: list[Block] = [
         Table(_groups(scored, _half), "By GPU and half"),

@@ -104,10 +104,10 @@ def predict(stage: Stage) -> Predicted:
 @proof("stages")
 def prove(file: str | Path, *, on_progress: Progress | None = None) -> Findings:
     """Load stages of vLLM servers, as inference-perf sent them, beside their simulation."""
-    return told([predict(one) for one in each(read_stages(file), on_progress)])
+    return findings([predict(one) for one in each(read_stages(file), on_progress)])
 
 
-def told(found: Sequence[Predicted]) -> Findings:
+def findings(found: Sequence[Predicted]) -> Findings:
     """One row per stage; medians over all are judged."""
     rows = [_row(one) for one in found]
     medians = {metric: statistics.median(abs(one.errors[metric]) for one in found) for metric in GOALS}

@@ -169,7 +169,7 @@ def prove(*, data: str | Path | None = None, forests: bool = False, on_progress:
     names = ["grid", "linear", "polynomial"]
     if forests:
         tables, names = sample(tables), ["grid", "forest"]
-    return told([score(table, name) for table in each(tables, on_progress) for name in names])
+    return findings([score(table, name) for table in each(tables, on_progress) for name in names])
 
 
 _CAPTION = (
@@ -177,7 +177,7 @@ _CAPTION = (
 )
 
 
-def told(scores: list[Score]) -> Findings:
+def findings(scores: list[Score]) -> Findings:
     """One row per operator and estimator."""
     found = summaries(scores)
     operators, tables = [_row(one) for one in found], [_table_row(one) for one in scores]

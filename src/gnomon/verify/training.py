@@ -287,13 +287,13 @@ def figures(scored: Sequence[Scored]) -> list[Figure]:
     ]
     right, pairs = _order(scored)
     found.append(Figure("order of two configurations", pairs, right / max(1, pairs), 0.9, is_share=True))
-    told = [one for one in scored if not one.row.is_gated]
-    titan = [one for one in told if one.row.source == "torchtitan"]
+    ungated = [one for one in scored if not one.row.is_gated]
+    titan = [one for one in ungated if one.row.source == "torchtitan"]
     return [
         *found,
         _median("torchtitan, told: step time", [one.step_error for one in titan], None),
         _median("torchtitan, told: memory", [one.memory_error for one in titan], None),
-        _median("AMD and other rows, told", [one.step_error for one in told if one not in titan], None),
+        _median("AMD and other rows, told", [one.step_error for one in ungated if one not in titan], None),
     ]
 
 
@@ -346,10 +346,10 @@ def prove(*, data: str | Path | None = None, on_progress: Progress | None = None
     """Published training steps in the folder `training` of `data` (or in `data` itself) beside their prediction."""
     folder = reference(data)
     rows = read_rows(folder / "training" if (folder / "training").is_dir() else folder)
-    return told([score(row) for row in each([*rows, *torchtitan_rows()], on_progress)])
+    return findings([score(row) for row in each([*rows, *torchtitan_rows()], on_progress)])
 
 
-def told(scored: Sequence[Scored]) -> Findings:
+def findings(scored: Sequence[Scored]) -> Findings:
     found = figures(scored)
     rows = [_row(one) for one in scored if one.step is not None]
     missing = [one for one in scored if one.step is None]

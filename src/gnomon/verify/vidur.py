@@ -233,10 +233,10 @@ def _compare_requests(
 @proof("vidur")
 def prove(*runs: str | Path, on_progress: Progress | None = None) -> Findings:
     """Scheduling semantics: recorded Vidur runs, batch by batch."""
-    return told([compare(folder) for folder in each(runs, on_progress)])
+    return findings([compare(folder) for folder in each(runs, on_progress)])
 
 
-def told(found: list[Comparison]) -> Findings:
+def findings(found: list[Comparison]) -> Findings:
     rows = [{**asdict(one), "agrees": one.agrees} for one in found]
     table = [
         {

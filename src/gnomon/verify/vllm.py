@@ -167,8 +167,8 @@ def _whole(name: str, value: Any, where: object, least: int = 1) -> int:
 def _block_size(meta: dict[str, Any], folder: Path) -> int:
     """Tokens per KV block; vLLM's default where the server did not say."""
     sections = (meta.get("kv_cache"), (meta.get("resolved_config") or {}).get("cache_config"))
-    told = (section.get("block_size") for section in sections if isinstance(section, dict))
-    size = next((one for one in told if one is not None), DEFAULT_BLOCK_SIZE)
+    sizes = (section.get("block_size") for section in sections if isinstance(section, dict))
+    size = next((one for one in sizes if one is not None), DEFAULT_BLOCK_SIZE)
     return _whole("block_size", size, folder / "meta.json")
 
 
@@ -249,8 +249,8 @@ def device_of(recording: Recording, model: Model, profiles: str | Path, device: 
     if device is not None:
         return catalog.device(device).name
     leading = recording.name.partition("_")[0]
-    for said in (recording.device_name, leading):
-        if said and (known := DEVICES.resolve(said)):
+    for value in (recording.device_name, leading):
+        if value and (known := DEVICES.resolve(value)):
             return known
     candidates = profiled_devices(Path(profiles), model)
     if len(candidates) == 1:
@@ -323,13 +323,13 @@ def _longest_request(recording: Recording, model: Model) -> int:
 
 
 def _dtype(recording: Recording, option: str, default: Dtype) -> Dtype:
-    said = recording.option(option)
-    if said is None or said == "auto":
+    value = recording.option(option)
+    if value is None or value == "auto":
         return default
-    name = str(said).removeprefix("torch.")
+    name = str(value).removeprefix("torch.")
     if name not in _DTYPES and not name.startswith("fp8"):
         where = str(recording.folder / "meta.json")
-        raise DataError(f"{option} {said!r} is not known.", where=where, fix=f"Known: {', '.join(_DTYPES)}.")
+        raise DataError(f"{option} {value!r} is not known.", where=where, fix=f"Known: {', '.join(_DTYPES)}.")
     return _DTYPES.get(name, "fp8")
 
 
@@ -365,10 +365,10 @@ def prove(
     `tolerances` of ttft, tpot, e2e and throughput are relative: 3 % for the first and 1 % for the others if not given.
     """
     allowed = tolerated(TOLERANCES, tolerances)
-    return told([compare(folder, profiles, device, allowed) for folder in each(runs, on_progress)])
+    return findings([compare(folder, profiles, device, allowed) for folder in each(runs, on_progress)])
 
 
-def told(found: list[Comparison]) -> Findings:
+def findings(found: list[Comparison]) -> Findings:
     blocks: list[Block] = [block for one in found for block in (Line(_head(one)), Table(_table(one)))]
     runs = [_as_data(one) for one in found]
     return Findings(

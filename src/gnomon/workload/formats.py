@@ -152,8 +152,8 @@ def calls_with_messages(table: Table) -> Table:
     for line, one in _lines(table):
         where = f"{table.path}:{line}"
         name = str(one.get("session_id"))
-        said = _messages(one.get("input", one.get("messages")), where)
-        text = "".join(_message(some, where)[1] for some in said)
+        messages = _messages(one.get("input", one.get("messages")), where)
+        text = "".join(_message(some, where)[1] for some in messages)
         start_s = _number({"session_timestamp": 0.0, **one}, "session_timestamp", where)
         output = int(_number({"output_length": one.get("output_tokens"), **one}, "output_length", where))
         before = last.get(name)
@@ -170,14 +170,14 @@ def conversations(table: Table) -> Table:
     rows: list[Row] = []
     for number, (line, one) in enumerate(_lines(table)):
         where = f"{table.path}:{line}"
-        said = ""
+        before = ""
         parents: list[int] = []
-        for message in _messages(one.get("conversations", one.get("messages")), where):
+        for message in _messages(one.get("conversations", one.get("before")), where):
             speaker, text = _message(message, where)
-            if speaker in ("assistant", "gpt", "model") and said:
-                rows.append(_call(line, rows, said, max(1, len(text) // CHARACTERS_PER_TOKEN), parents, number))
+            if speaker in ("assistant", "gpt", "model") and before:
+                rows.append(_call(line, rows, before, max(1, len(text) // CHARACTERS_PER_TOKEN), parents, number))
                 parents = [len(rows) - 1]
-            said += text
+            before += text
     return _table(table, rows)
 
 

@@ -196,15 +196,15 @@ def limit_lengths(requests: Requests, max_tokens: int, over_long: OverLong) -> R
     count = int(too_long.sum())
     if not count:
         return requests
-    said = f"{count:,} of {len(requests):,} requests longer than {max_tokens:,} tokens"
+    text = f"{count:,} of {len(requests):,} requests longer than {max_tokens:,} tokens"
     if over_long == "truncate":
-        note = (*requests.notes, f"{said}: truncated.")
+        note = (*requests.notes, f"{text}: truncated.")
         return replace(_truncated(requests, max_tokens), notes=note)
     verb, rejected = ("rejected", count) if over_long == "reject" else ("dropped", 0)
     return replace(
         requests.take(np.flatnonzero(~too_long)),
         num_rejected=requests.num_rejected + rejected,
-        notes=(*requests.notes, f"{said}: {verb}."),
+        notes=(*requests.notes, f"{text}: {verb}."),
     )
 
 

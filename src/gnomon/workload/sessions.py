@@ -37,8 +37,8 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
 
 def in_conversations(requests: Requests, session: NDArray[np.int64], config: SessionsConfig) -> Requests:
     """The requests as turns of these conversations, each behind all that was said before."""
-    said = requests.total_tokens.astype(np.int64)
-    prompt = tokens(config.shared_prefix_tokens + sum_before(session, said) + requests.prompt_tokens)
+    turn_tokens = requests.total_tokens.astype(np.int64)
+    prompt = tokens(config.shared_prefix_tokens + sum_before(session, turn_tokens) + requests.prompt_tokens)
     offsets, hashes = hash_blocks(session, tokens(prompt.astype(np.int64) + requests.output_tokens), config)
     return replace(
         requests, prompt_tokens=prompt, session=session.astype(np.int32), prefix_offsets=offsets, prefix_hashes=hashes,

@@ -100,8 +100,8 @@ def _detected(table: Table) -> tuple[TraceFormat, tuple[str, ...]]:
     if fitting:
         known = FORMATS[fitting[0]]
         is_surprising = fitting[0] == "mooncake" and table.path.suffix != ".jsonl" and "timestamp" in table.names
-        said = f"{table.path.name} has the columns of Mooncake's traces: its timestamps are read as milliseconds."
-        return _with_arrivals(table, known, (said,) if is_surprising else ())
+        note = f"{table.path.name} has the columns of Mooncake's traces: its timestamps are read as milliseconds."
+        return _with_arrivals(table, known, (note,) if is_surprising else ())
     known_by_words = guessed(table.names)
     if known_by_words is None:
         raise DataError(
@@ -142,13 +142,13 @@ def _plausible(table: Table, known: TraceFormat) -> tuple[TraceFormat, tuple[str
     for least, unit in EPOCH_UNITS:
         if values.size and float(values.min()) > least:
             words = {"us": "microseconds", "ms": "milliseconds"}[unit]
-            said = f"{name} of {table.path.name} is read as {words} since 1970"
-            said += ": as seconds it would lie far in the future."
-            return replace(known, time_unit=unit, from_start=False), (said,)
+            note = f"{name} of {table.path.name} is read as {words} since 1970"
+            note += ": as seconds it would lie far in the future."
+            return replace(known, time_unit=unit, from_start=False), (note,)
     gap_s = (float(values.max()) - float(values.min())) / max(values.size - 1, 1) if values.size else 0.0
     if gap_s > LONG_GAP_S and values.size > 20:
-        said = f"Requests of {table.path.name} arrive {gap_s:,.0f} s apart in the mean. If {name} counts milliseconds, "
-        return known, (said + "name the columns, with --workload.trace.columns.time-unit ms.",)
+        note = f"Requests of {table.path.name} arrive {gap_s:,.0f} s apart in the mean. If {name} counts milliseconds, "
+        return known, (note + "name the columns, with --workload.trace.columns.time-unit ms.",)
     return known, ()
 
 

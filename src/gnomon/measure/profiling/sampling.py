@@ -41,7 +41,7 @@ def steps(vocabulary: int, count: int, device: torch.device) -> dict[str, Callab
     logits = 3.0 * torch.randn(count, vocabulary, device=device)
     p, repetition = (torch.full((count,), value, device=device) for value in (0.95, 1.1))
     k = torch.full((count,), min(20, vocabulary), device=device)
-    said = [torch.randint(0, vocabulary + 1, (count, length), device=device) for length in (512, 1024)]
+    token_ids = [torch.randint(0, vocabulary + 1, (count, length), device=device) for length in (512, 1024)]
     chosen, none = torch.zeros(count, dtype=torch.int64, device=device), torch.zeros(count, device=device)
     found: dict[str, Callable[[], object]] = {
         "random": lambda: sampling.random(logits, p),
@@ -54,7 +54,7 @@ def steps(vocabulary: int, count: int, device: torch.device) -> dict[str, Callab
 
         every = torch.full((count,), vocabulary, device=device)
         found["search"] = lambda: gpu_sampling.top_k_top_p(logits, every, p)
-    found["penalties"] = lambda: sampling.penalties(logits, said[0], said[1], repetition, none)
+    found["penalties"] = lambda: sampling.penalties(logits, token_ids[0], token_ids[1], repetition, none)
     found["logprobs"] = lambda: sampling.logprobs(logits, chosen, 5)
     return found
 

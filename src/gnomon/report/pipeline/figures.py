@@ -37,8 +37,8 @@ def step_figure(
         traces.append(_steps(curve, run.total_time, "y2", colour, hover))
     use = timeline.bandwidth(run)
     for kind, curve in use.items():
-        said = f"{NAMES[kind]}: %{{y:.1%}} of all links"
-        steps = _steps(binned(curve, run.total_time), run.total_time, "y3", COLOURS[kind], said)
+        hover = f"{NAMES[kind]}: %{{y:.1%}} of all links"
+        steps = _steps(binned(curve, run.total_time), run.total_time, "y3", COLOURS[kind], hover)
         flat = {"shape": "hv", "width": 0, "color": COLOURS[kind]}
         traces.append(steps | {"stackgroup": "links", "line": flat, "fillcolor": COLOURS[kind]})
     end = run.total_time * (1.07 if show_completion_time else 1.01)

@@ -91,9 +91,9 @@ def write_gantt(run: Run, path: str | Path, **look: Any) -> Path:
         ends = [line["x0"], line["x1"]], [line["y0"], line["y1"]]
         ends = ([0, end], ends[1]) if line["y0"] == line["y1"] else ends
         gantt.plot(*ends, color=line["line"]["color"], linewidth=0.8, linestyle=LINES[line["line"]["dash"]])
-    for said in layout["annotations"]:
-        text = said["text"].replace("<b>", " ").replace("</b>", "")
-        gantt.annotate(text, (said["x"], said["y"]), va="center", fontsize=8, color=said["font"]["color"])
+    for note in layout["annotations"]:
+        text = note["text"].replace("<b>", " ").replace("</b>", "")
+        gantt.annotate(text, (note["x"], note["y"]), va="center", fontsize=8, color=note["font"]["color"])
     for name, plot in plots.items():
         _set_axis(plot, layout[f"yaxis{name[1:]}"])
     gantt.legend(ncols=8, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8)

@@ -28,8 +28,8 @@ def step_text(result: Any, **look: Any) -> list[Block]:
     ]
     blocks.append(Line(f"total_time {run.total_time:.6f}   idle {run.bubble:.2%}"))
     if step.draws is not None:
-        said = percentiles(step.draws).items()
-        blocks += lines(f"  {name} of {step.config.draws} draws: {value:.6g}" for name, value in said)
+        draws = percentiles(step.draws).items()
+        blocks += lines(f"  {name} of {step.config.draws} draws: {value:.6g}" for name, value in draws)
     rows = [
         {"rank": str(at), **{c: asdict(rank)[c] for c in COLUMNS}, "peak memory": peak}
         for at, (rank, peak) in enumerate(zip(ranks, peaks, strict=True))

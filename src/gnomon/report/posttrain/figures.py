@@ -119,12 +119,12 @@ def allocation_figure(record: RunRecord) -> Figure:
     traces: list[Figure] = []
     for owner, colour in COLOURS.items():
         mine = [bar for bar in found if bar.owner == owner]
-        said = [
+        hover = [
             f"<b>{owner}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
             for bar in mine
         ]
         if mine:
-            traces.append(_bar_trace(mine, owner, colour, said))
+            traces.append(_bar_trace(mine, owner, colour, hover))
     traces.append(_minibatches(record))
     moments, series = counts(record)
     for owner, values in series.items():
@@ -136,16 +136,16 @@ def allocation_figure(record: RunRecord) -> Figure:
     return {"data": traces, "layout": _layout(record)}
 
 
-def _bar_trace(mine: list[Bar], name: str, colour: str, said: list[str]) -> Figure:
+def _bar_trace(mine: list[Bar], name: str, colour: str, hover: list[str]) -> Figure:
     lengths, middles = [bar.end_s - bar.start_s for bar in mine], [(bar.first + bar.last) / 2 for bar in mine]
-    drawn = look.bars(lengths, middles, colour, name=name, base=[bar.start_s for bar in mine], hovertext=said)
+    drawn = look.bars(lengths, middles, colour, name=name, base=[bar.start_s for bar in mine], hovertext=hover)
     heights = [bar.last - bar.first + 1 for bar in mine]
     return drawn | {"width": heights, "marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text"}
 
 
 def _minibatches(record: RunRecord) -> Figure:
     """Where the actor computes, as darker bars on its GPUs."""
-    mine, numbers, said = [], [], []
+    mine, numbers, hover = [], [], []
     for step, start in zip(record.steps, starts(record), strict=True):
         for one in step.work:
             if one.component == "actor":
@@ -156,8 +156,8 @@ def _minibatches(record: RunRecord) -> Figure:
                 words += f"<br>{one.end_s - one.start_s:.1f} s, computing {share:.0%}"
                 mine += found
                 numbers += [str(one.number + 1)] * len(found)
-                said += [words] * len(found)
-    return _bar_trace(mine, "training", "#2F5279", said) | {
+                hover += [words] * len(found)
+    return _bar_trace(mine, "training", "#2F5279", hover) | {
         "marker": {"color": "#2F5279", "line": {"color": "#FFFFFF", "width": 0.8}},
         "text": numbers, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
         "textfont": {"color": "#FFFFFF", "size": 11},
@@ -165,8 +165,8 @@ def _minibatches(record: RunRecord) -> Figure:
 
 
 def _count_trace(moments: list[float], values: list[int], name: str, colour: str) -> Figure:
-    said, flat = f"{name}: %{{y}} GPUs<extra></extra>", {"shape": "hv", "width": 0, "color": colour}
-    drawn = look.line(moments, values, colour, yaxis="y2", stackgroup="gpus", fillcolor=colour, hovertemplate=said)
+    hover, flat = f"{name}: %{{y}} GPUs<extra></extra>", {"shape": "hv", "width": 0, "color": colour}
+    drawn = look.line(moments, values, colour, yaxis="y2", stackgroup="gpus", fillcolor=colour, hovertemplate=hover)
     return drawn | {"line": flat, "showlegend": False}
 
 
@@ -248,8 +248,8 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
             "domain": [max(bottom, 0.0), top], "range": [0, one.record.num_gpus], "fixedrange": True,
             "nticks": 3, "showgrid": False, "zeroline": False, "linecolor": "#C5CCD6",
         }  # fmt: skip
-        said = f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s"
-        notes.append(look.note(0, top, said, "#2B3440", 12, xref="paper", xanchor="left", yanchor="bottom"))
+        hover = f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s"
+        notes.append(look.note(0, top, hover, "#2B3440", 12, xref="paper", xanchor="left", yanchor="bottom"))
     end_s, anchor = max(one.record.duration_s for one in outcomes), f"y{len(outcomes) if len(outcomes) > 1 else ''}"
     seconds = look.axis("seconds", range=[0, end_s], anchor=anchor, fixedrange=True)
     layout = look.LOOK | {

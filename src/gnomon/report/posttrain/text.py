@@ -153,8 +153,8 @@ def plan_figure(plans: list[Planned]) -> dict[str, Any]:
     for colour, mode in zip(look.COLOURS, modes, strict=False):
         mine = [one for one in plans if one.mode == mode]
         lags, speeds = [round(one.mean_lag, 3) for one in mine], [round(one.samples_s, 3) for one in mine]
-        said = ["<br>".join(f"{name} {cell(value)}" for name, value in one.row().items()) for one in mine]
-        more = {"cliponaxis": False, "text": said, "hovertemplate": "%{text}<extra></extra>"}
+        hover = ["<br>".join(f"{name} {cell(value)}" for name, value in one.row().items()) for one in mine]
+        more = {"cliponaxis": False, "text": hover, "hovertemplate": "%{text}<extra></extra>"}
         marks.append(look.dots(lags, speeds, colour, 10, name=mode, **more))
     lag, speed = look.axis("mean lag, weight updates", rangemode="tozero"), look.axis("samples/s", rangemode="tozero")
     named = "Samples per second and lag of plans"

@@ -170,9 +170,9 @@ def distributions_figure(title: str, values: Mapping[str, Floats]) -> Figure:
     """One distribution function per variant, in seconds on a logarithmic axis."""
     data = []
     for (name, seconds), colour in zip(values.items(), cycle(look.COLOURS), strict=False):
-        curve, said = distribution(seconds), f"{name}: %{{y:.2%}} at most %{{x:.4g}} s<extra></extra>"
+        curve, hover = distribution(seconds), f"{name}: %{{y:.2%}} at most %{{x:.4g}} s<extra></extra>"
         x, y = (look.short(some[curve.x > 0]) for some in (curve.x, curve.y))
-        data.append(look.line(x, y, colour, 1.8, name=name, hovertemplate=said))
+        data.append(look.line(x, y, colour, 1.8, name=name, hovertemplate=hover))
     return look.figure(
         data, title, 350, {"b": 52}, hovermode="closest",
         legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
@@ -292,11 +292,11 @@ def _text(result: Any) -> list[Block]:
     met, still_open = (sum(verdict.word == word for verdict in verdicts) for word in ("yes", "open"))
     goals = f"{met} of {len(verdicts)}" + (f", {still_open} open" if still_open else "")
     seeds = len({row.seed for row in comparison.rows})
-    told = (
+    sentence = (
         f"Scenarios: {len(comparison.scenarios)}. Held-out seeds: {seeds}. Every router gets the same requests. "
         "Differences are paired by seed, with 95 % intervals."
     )
-    blocks: list[Block] = [Line(told), *([Card("goals met", goals)] if verdicts else [])]
+    blocks: list[Block] = [Line(sentence), *([Card("goals met", goals)] if verdicts else [])]
     blocks.append(Section("Every router in every scenario", [Plot("overview", lambda: overview(comparison), "short")]))
     for number, name in enumerate(comparison.scenarios):
         drawn = plots({f"{figure}_{number}": partial(bars, comparison, name, figure) for figure in FIGURES})
@@ -331,8 +331,8 @@ def overview(comparison: RouteComparison) -> Figure:
     cells = [[change(scenario, name) for scenario in scenarios] for name in names]
     text = [[f"{value:+z.0f}" for value in row] for row in cells]
     more = {"zmin": -25, "zmid": 0, "zmax": 25, "xgap": 1, "ygap": 1}
-    said = "%{y} on %{x}: %{z:+.1f} %<extra></extra>"
-    heat = look.heat(scenarios, names, cells, text, ("#2F6FB5", "#F4F6F8", "#C8493F"), said, **more)
+    hover = "%{y} on %{x}: %{z:+.1f} %<extra></extra>"
+    heat = look.heat(scenarios, names, cells, text, ("#2F6FB5", "#F4F6F8", "#C8493F"), hover, **more)
     title, height = "Mean E2E latency against the best heuristic, %", 160 + 26 * len(names)
     axes = {"xaxis": {"tickangle": 40, "ticks": ""}, "yaxis": {"autorange": "reversed", "ticks": ""}}
     return look.figure([heat], title, height, {"l": 150, "r": 60, "b": 110}, **axes)

@@ -94,11 +94,11 @@ def space_figure(question: SearchConfig) -> tuple[Figure, list[str]]:
         apart = ", prefill and decode apart" if "layout" in what else ""
         points = groups.setdefault(f"{what['device']}{apart}", {})
         points.setdefault((price(scenario).per_hour, float(held)), one.label)
-    said = "%{text}: $%{x:.2f} per hour, KV for %{y:.3s} tokens<extra></extra>"
+    hover = "%{text}: $%{x:.2f} per hour, KV for %{y:.3s} tokens<extra></extra>"
     data = []
     for (name, points), colour in zip(groups.items(), cycle(look.COLOURS), strict=False):
         xs, ys = [x for x, _ in points], [y for _, y in points]
-        data.append(look.dots(xs, ys, colour, 10, name=name, text=list(points.values()), hovertemplate=said))
+        data.append(look.dots(xs, ys, colour, 10, name=name, text=list(points.values()), hovertemplate=hover))
     drawn = look.figure(
         data, "Before the search: price and memory", 440, {"l": 62, "b": 90}, hovermode="closest", showlegend=True,
         xaxis=look.AXIS | {"title": {"text": "dollars per hour"}, "rangemode": "tozero"},
@@ -264,9 +264,9 @@ def _matrix_text(matrix: Matrix) -> list[Block]:
 def heat_map(matrix: Matrix, model: str) -> Figure:
     names = matrix.workloads
     shares = [[matrix.worth.get((model, chosen, used)) for used in names] for chosen in names]
-    told = [["–" if share is None else f"{share:.0%}" for share in row] for row in shares]
-    said = "chosen for %{y}, used for %{x}: %{text} of the best there<extra></extra>"
+    texts = [["–" if share is None else f"{share:.0%}" for share in row] for row in shares]
+    hover = "chosen for %{y}, used for %{x}: %{text} of the best there<extra></extra>"
     more = {"zmin": 0, "zmax": 1, "xgap": 2, "ygap": 2}
-    data = look.heat(names, names, shares, told, ("#F6E3E1", "#F4EFDD", "#CFE5D8"), said, **more)
+    data = look.heat(names, names, shares, texts, ("#F6E3E1", "#F4EFDD", "#CFE5D8"), hover, **more)
     axes = {"xaxis": look.axis("used for"), "yaxis": look.axis("chosen for", autorange="reversed")}
     return look.figure([data], model, 340, {"l": 90, "b": 50}, **axes)

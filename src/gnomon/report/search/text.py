@@ -124,9 +124,9 @@ def account(found: Found) -> list[str]:
     counts = Counter(_FATES.get(one.status, one.status) for one in found.others)
     total = len(found.ranked) + len(found.others)
     met = " that meet the SLO" if has_limits(found.search) else ""
-    said = [f"{total:,} configurations: {len(found.ranked):,} measured{met}"]
-    said += [f"{count:,} {fate}" for fate, count in counts.items()]
-    lines = [", ".join(said) + f". {found.runs:,} runs, {units.count(found.simulated)} requests simulated."]
+    text = [f"{total:,} configurations: {len(found.ranked):,} measured{met}"]
+    text += [f"{count:,} {fate}" for fate, count in counts.items()]
+    lines = [", ".join(text) + f". {found.runs:,} runs, {units.count(found.simulated)} requests simulated."]
     lines += best_by_device(found)
     unsure = [one for one in found.ranked[:1] if one.converged is False]
     if unsure:
@@ -195,7 +195,7 @@ def nothing_qualifies(found: Found) -> str:
         fitting = sorted({int(degree) for degree in re.findall(r"arallelism (\d+) would fit", reasons)})
         more = f" More GPUs for each copy: --tp {','.join(map(str, fitting))}." if fitting else ""
         return f"No configuration can run: see the reasons above.{more}"
-    said = (
+    text = (
         f"No configuration meets the SLO ({slo_words(found.search)})."
         if has_limits(found.search)
         else ("The queue grows at every load.")
@@ -203,8 +203,8 @@ def nothing_qualifies(found: Found) -> str:
     missing = [one for one in tried if one.nearest_miss is not None]
     if missing:
         nearest = min(missing, key=lambda one: (one.nearest_miss or 0.0, one.label))
-        said += f" Nearest is {nearest.label}: {nearest.reason}."
-    return f"{said} Loosen the SLO or widen the space."
+        text += f" Nearest is {nearest.label}: {nearest.reason}."
+    return f"{text} Loosen the SLO or widen the space."
 
 
 def _with_margin(record: Record, margin: float | None) -> str:
@@ -229,8 +229,8 @@ def worth_rows(matrix: Matrix, model: str) -> list[dict[str, Any]]:
     for chosen in matrix.workloads:
         shares = {used: matrix.worth.get((model, chosen, used)) for used in matrix.workloads}
         if any(share is not None for share in shares.values()):
-            told = {f"on {used}": "–" if share is None else f"{share:.0%}" for used, share in shares.items()}
-            rows.append({"chosen for": chosen, **told})
+            row = {f"on {used}": "–" if share is None else f"{share:.0%}" for used, share in shares.items()}
+            rows.append({"chosen for": chosen, **row})
     return rows
 
 

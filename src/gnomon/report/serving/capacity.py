@@ -36,12 +36,12 @@ def _why(found: Loops) -> list[str]:
     full = f"Requests pile up beyond {found.saturation_per_s:.3g} per second, whatever the limits."
     if not found.open_per_s:
         return [f"No load meets the limits: {found.open_binding}. {full}"]
-    told = [f"Just above {found.open_per_s:.3g} per second: {found.open_binding}. {full}"]
+    lines = [f"Just above {found.open_per_s:.3g} per second: {found.open_binding}. {full}"]
     if found.users is None:
-        return [*told, "Without limits any number of users is served, only slower: give --slo.ttft-s or --slo.tpot-s."]
+        return [*lines, "Without limits any number of users is served, only slower: give --slo.ttft-s or --slo.tpot-s."]
     because = (
         "requests that come at random come in bunches, which wait; users wait for their answers first"
         if found.closed_per_s > found.open_per_s
         else "requests that come at random leave gaps in which the rest is worked off; users are always there"
     )
-    return [*told, f"With more users: {found.closed_binding}. The loops differ: {because}."]
+    return [*lines, f"With more users: {found.closed_binding}. The loops differ: {because}."]

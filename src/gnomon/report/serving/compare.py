@@ -129,10 +129,10 @@ def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[
                 first = tuple(name for name in summaries if name in {*first, *unclear, baseline})
             won.setdefault(first, []).append(what)
     alike = won.pop(tuple(summaries), [])
-    told = [f"best at {', '.join(of)}: {' and '.join(names)}" for names, of in won.items()]
-    told += [f"alike (within 1 % or by chance): {', '.join(alike)}"] if alike else []
-    said = "; ".join(told)
-    return [f"{said[0].upper()}{said[1:]}."] if said else []
+    parts = [f"best at {', '.join(of)}: {' and '.join(names)}" for names, of in won.items()]
+    parts += [f"alike (within 1 % or by chance): {', '.join(alike)}"] if alike else []
+    sentence = "; ".join(parts)
+    return [f"{sentence[0].upper()}{sentence[1:]}."] if sentence else []
 
 
 def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:

@@ -178,7 +178,7 @@ def _group_table(name: str, accounts: Accounts, metric: Metric, slow: Slow, bins
 
 def missed_sentences(accounts: Accounts) -> list[str]:
     """For each missed target, what the requests that miss it suffer from; the one that most miss first."""
-    told: list[tuple[float, str]] = []
+    sentences: list[tuple[float, str]] = []
     metric: Metric
     for metric in ("ttft", "tpot", "e2e"):
         target = getattr(accounts.run.scenario.slo, f"{metric}_s")
@@ -188,8 +188,8 @@ def missed_sentences(accounts: Accounts) -> list[str]:
         share = found.rows.size / accounts.ids.size
         causes = [f"{cause.words} {cause.share:.0%}" for cause in found.causes[:3] if cause.share >= 0.05]
         because = f"what they take more than typical ones: {', '.join(causes) or 'nothing that stands out'}"
-        told.append((share, f"{share:.1%} of the requests miss {metric.upper()} ≤ {_s(target)}; {because}."))
-    return [text for _, text in sorted(told, key=lambda one: -one[0])]
+        sentences.append((share, f"{share:.1%} of the requests miss {metric.upper()} ≤ {_s(target)}; {because}."))
+    return [text for _, text in sorted(sentences, key=lambda one: -one[0])]
 
 
 def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
@@ -277,9 +277,9 @@ def request_blocks(accounts: Accounts, request_id: int) -> list[Block]:
 
 
 def neighbour_rows(neighbours: list[Neighbour]) -> list[Row]:
-    told = {"prompt tokens meanwhile": "prefill_tokens", "KV tokens": "kv_tokens"}
+    columns = {"prompt tokens meanwhile": "prefill_tokens", "KV tokens": "kv_tokens"}
     return [
         {"request": one.request, "prompt": one.prompt_tokens, "output": one.output_tokens, "for": _s(one.seconds)}
-        | {name: getattr(one, field) for name, field in told.items()}
+        | {name: getattr(one, field) for name, field in columns.items()}
         for one in neighbours
     ]

@@ -204,11 +204,11 @@ def view(result: Any) -> View:
 
 def _data(given: Any) -> dict[str, Any]:
     accounts, summary = given.accounts, given.simulation.summary
-    told: dict[str, Any] = {"sentences": given.sentences, "metric": given.metric, "note": given.note}
+    data: dict[str, Any] = {"sentences": given.sentences, "metric": given.metric, "note": given.note}
     if given.request is not None:
         row = accounts.row(given.request)
         parts = accounts.parts_ns[row]
-        return told | {
+        return data | {
             "request": given.request,
             "e2e_ns": int(accounts.e2e_ns[row]),
             "ttft_ns": int(accounts.ttft_ns[row]),
@@ -219,7 +219,7 @@ def _data(given: Any) -> dict[str, Any]:
         }
     slow = given.slow
     scenarios = {one.change.name: one.scenario.model_dump(mode="json", exclude_unset=True) for one in given.advice}
-    return told | {
+    return data | {
         "percentile": given.percentile,
         **_slow_data(accounts, slow),
         "groups": {table.title: list(table.rows) for table in words.group_tables(accounts, given.metric, slow)},
@@ -268,21 +268,21 @@ def _cost(before: Summary, one: Outcome) -> str:
 def advice_sentence(before: Summary, outcomes: Sequence[Outcome], metric: Metric, statistic: str) -> str:
     """What to try first, and what money would buy."""
     order = ranked(before, outcomes, metric, statistic)
-    helping = [one for one in order if _said(before, one, metric, statistic)]
+    helping = [one for one in order if _effect(before, one, metric, statistic)]
     if not helping:
         return "None of the changes that were simulated helps by more than 1 %."
     first = helping[0]
     paid = next((one for one in helping[1:] if _cost(before, one).startswith("+")), None)
     dollars = _cost(before, first)
     cost = f", for {dollars} per hour" if dollars else "" if first.change.needs else " for free"
-    told = f"Try {first.change.words} first: {_said(before, first, metric, statistic)}{cost}."
+    advice = f"Try {first.change.words} first: {_effect(before, first, metric, statistic)}{cost}."
     if paid is None:
-        return told
-    said = f"{paid.change.words}: {_said(before, paid, metric, statistic)}, for {_cost(before, paid)} per hour"
-    return f"{told} For money, {said}."
+        return advice
+    cheaper = f"{paid.change.words}: {_effect(before, paid, metric, statistic)}, for {_cost(before, paid)} per hour"
+    return f"{advice} For money, {cheaper}."
 
 
-def _said(before: Summary, one: Outcome, metric: Metric, statistic: str) -> str:
+def _effect(before: Summary, one: Outcome, metric: Metric, statistic: str) -> str:
     """What a change does, in words; nothing where it does not help."""
     slo, now = before.slo, one.summary.slo
     if slo is not None and now is not None and 1.0 - slo.attainment > MIN_MISSED:

@@ -45,9 +45,9 @@ def request_metrics(run: Run) -> str:
     prompt, output = q.prompt_tokens[done].astype(np.int64), q.output_tokens[done].astype(np.int64)
     arrival_s, scheduled_s = q.arrival_s[done], q.scheduled_s[done]
     e2e_s, execution = q.finished_s[done] - arrival_s, execution_s[done]
-    told = accounts(run)
+    divided = accounts(run)
     host_s = np.zeros(q.size)
-    host_s[told.ids] = told.parts_ns[:, :, _HOST].sum(axis=1) / 1e9
+    host_s[divided.ids] = divided.parts_ns[:, :, _HOST].sum(axis=1) / 1e9
     model = execution - host_s[done]
     in_engine = q.finished_s[done] - scheduled_s
     prefill_s, decode_s = q.first_token_s[done] - scheduled_s, q.finished_s[done] - q.first_token_s[done]
@@ -156,7 +156,7 @@ def _spread(values: Floats, counts: Any = None) -> dict[str, float] | None:
 def _llmd_report(f: _Figures) -> str:
     """llm-d's benchmark report 0.2.1."""
 
-    def told(spread: dict[str, float] | None, units: str) -> dict[str, Any] | None:
+    def stats(spread: dict[str, float] | None, units: str) -> dict[str, Any] | None:
         return spread and {"units": units, **{name.replace(".", "p"): value for name, value in spread.items()}}
 
     units = {"normalized_time_per_output_token": "s/token", "time_per_output_token": "s/token",
@@ -181,9 +181,9 @@ def _llmd_report(f: _Figures) -> str:
             "output_seq_len": lengths[1], "rate_qps": rates.offered_requests_per_s}  # fmt: skip
     aggregate = {
         "requests": {"total": f.prompt.size + f.num_failed, "failures": f.num_failed,
-                     "input_length": told(_spread(f.prompt), "count"),
-                     "output_length": told(_spread(f.output), "count")},
-        "latency": {name: told(spread, units.get(name, "s")) for name, spread in f.spreads().items()},
+                     "input_length": stats(_spread(f.prompt), "count"),
+                     "output_length": stats(_spread(f.output), "count")},
+        "latency": {name: stats(spread, units.get(name, "s")) for name, spread in f.spreads().items()},
         "throughput": {
             "input_token_rate": {"units": "tokens/s", "mean": rates.prompt_tokens_per_s},
             "output_token_rate": {"units": "tokens/s", "mean": rates.output_tokens_per_s},
@@ -202,20 +202,20 @@ def _llmd_report(f: _Figures) -> str:
 def _inference_perf(f: _Figures) -> str:
     """inference-perf's summary_lifecycle_metrics.json."""
 
-    def told(spread: dict[str, float] | None) -> dict[str, float] | None:
+    def stats(spread: dict[str, float] | None) -> dict[str, float] | None:
         return spread and {("median" if n == "p50" else n): v for n, v in spread.items() if n != "stddev"}
 
     rates = f.summary.throughput
     good = {
         "count": f.prompt.size,
-        "latency": {name: told(spread) for name, spread in f.spreads().items()},
+        "latency": {name: stats(spread) for name, spread in f.spreads().items()},
         "throughput": {"input_tokens_per_sec": rates.prompt_tokens_per_s,
                        "output_tokens_per_sec": rates.output_tokens_per_s,
                        "total_tokens_per_sec": rates.tokens_per_s, "requests_per_sec": rates.requests_per_s},
-        "prompt_len": told(_spread(f.prompt)),
-        "output_len": told(_spread(f.output)),
+        "prompt_len": stats(_spread(f.prompt)),
+        "output_len": stats(_spread(f.output)),
     }  # fmt: skip
-    load = {"count": f.prompt.size + f.num_failed, "schedule_delay": told(_spread(np.zeros(max(1, f.prompt.size))))}
+    load = {"count": f.prompt.size + f.num_failed, "schedule_delay": stats(_spread(np.zeros(max(1, f.prompt.size))))}
     failed = {"count": f.num_failed, "request_latency": None, "prompt_len": None}
     return json.dumps({"load_summary": load, "successes": good, "failures": failed}, indent=1)
 
@@ -232,8 +232,8 @@ def _aiperf(f: _Figures) -> str:
         metrics = {"time_to_first_token": (f.ttft_s[i] * 1e3, "ms"), "request_latency": (f.e2e_s[i] * 1e3, "ms"),
                    "inter_token_latency": (gap_s * 1e3, "ms"), "input_sequence_length": (int(f.prompt[i]), "tokens"),
                    "output_sequence_length": (int(f.output[i]), "tokens")}  # fmt: skip
-        told = {name: {"value": value, "unit": unit} for name, (value, unit) in metrics.items()}
-        lines.append(json.dumps({"metadata": about, "metrics": told, "error": None}) + "\n")
+        stats = {name: {"value": value, "unit": unit} for name, (value, unit) in metrics.items()}
+        lines.append(json.dumps({"metadata": about, "metrics": stats, "error": None}) + "\n")
     return "".join(lines)
 
 
@@ -263,7 +263,7 @@ def _guidellm(f: _Figures) -> str:
     """guidellm's benchmarks.json: its metrics and requests. guidellm's own settings, which it wants to read the file
     back, are not there."""
 
-    def told(spread: dict[str, float] | None, scale: float = 1.0) -> dict[str, Any]:
+    def stats(spread: dict[str, float] | None, scale: float = 1.0) -> dict[str, Any]:
         if spread is None:
             return {"successful": None}
         scaled = {name: value * scale for name, value in spread.items()}
@@ -277,12 +277,12 @@ def _guidellm(f: _Figures) -> str:
     metrics = {
         "request_totals": {"successful": f.prompt.size, "errored": f.num_failed, "incomplete": 0,
                            "total": f.prompt.size + f.num_failed},
-        "request_latency": told(spreads["request_latency"]),
-        "prompt_token_count": told(_spread(f.prompt)),
-        "output_token_count": told(_spread(f.output)),
-        "time_to_first_token_ms": told(spreads["time_to_first_token"], 1e3),
-        "time_per_output_token_ms": told(spreads["time_per_output_token"], 1e3),
-        "inter_token_latency_ms": told(spreads["inter_token_latency"], 1e3),
+        "request_latency": stats(spreads["request_latency"]),
+        "prompt_token_count": stats(_spread(f.prompt)),
+        "output_token_count": stats(_spread(f.output)),
+        "time_to_first_token_ms": stats(spreads["time_to_first_token"], 1e3),
+        "time_per_output_token_ms": stats(spreads["time_per_output_token"], 1e3),
+        "inter_token_latency_ms": stats(spreads["inter_token_latency"], 1e3),
     }  # fmt: skip
     requests = [
         {"request_id": f"gnomon-{i}", "prompt_tokens": int(f.prompt[i]), "output_tokens": int(f.output[i]),

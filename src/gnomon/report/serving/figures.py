@@ -291,8 +291,8 @@ def load_figure(name: str, curve: LoadCurve, slo: SloConfig, *, capacity: float,
         lines.append(look.rule("y", target * factor, RED) | {"label": look.words("SLO", RED)})
     if capacity:
         lines.append(look.rule("x", capacity, RED, "dot"))
-        told = f"capacity {capacity:.3g}/s, by {crossed_first(curve, slo)}"
-        notes.append(_note(capacity, told, RED, is_left=capacity > end / 2))
+        text = f"capacity {capacity:.3g}/s, by {crossed_first(curve, slo)}"
+        notes.append(_note(capacity, text, RED, is_left=capacity > end / 2))
     if load is not None:
         is_left = load <= capacity or load > 0.9 * end
         # From above the name of the capacity, which it would cross.

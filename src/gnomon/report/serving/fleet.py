@@ -200,10 +200,10 @@ def _events(run: Run, hours: Floats, along: Floats) -> list[dict[str, Any]]:
         if not here or not known.any():
             continue
         at = np.array([at_s for at_s, _ in here]) / HOUR_S
-        said = [f"replica {i} {word}" + (f", {lost[at_s, i]:,} requests sent again" if (at_s, i) in lost else "")
+        hover = [f"replica {i} {word}" + (f", {lost[at_s, i]:,} requests sent again" if (at_s, i) in lost else "")
                 for at_s, i in here]  # fmt: skip
         y, mark = short(np.interp(at, hours[known], along[known])), {"symbol": symbol, "color": colour, "size": 7}
-        more: dict[str, Any] = {"text": said, "hovertemplate": "%{text}<extra></extra>", "showlegend": True}
+        more: dict[str, Any] = {"text": hover, "hovertemplate": "%{text}<extra></extra>", "showlegend": True}
         found.append(dots(short(at), y, colour, name=word, marker=mark, **more))
     return found
 

@@ -55,9 +55,9 @@ def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block
     rows: list[dict[str, str | None]] = []
     for metric in ("ttft", "tpot", "tbt", "e2e"):
         known = {name: found.get(f"latency.{metric}_s.{name}") for name in ("mean", "p50", "p99")}
-        told = {name: words(one) if one else None for name, one in known.items()}
-        if any(told.values()):
-            rows.append({"interval": metric.upper(), **told})
+        texts = {name: words(one) if one else None for name, one in known.items()}
+        if any(texts.values()):
+            rows.append({"interval": metric.upper(), **texts})
     if not rows:
         return []
     places = {

@@ -64,7 +64,7 @@ def write_report(
         Section("Summary", [Facts(words.figure_rows(summary, room))]),
         *lines(summary.notes, "note"),
     ]
-    scenario, links = run.scenario, {name: said for name, said in LINKED.items() if name in files}
+    scenario, links = run.scenario, {name: text for name, text in LINKED.items() if name in files}
     lede = f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."
     return write_page(path, words.title(scenario), blocks, lede=lede, links=links, scenario=dump(scenario))
 

@@ -276,8 +276,8 @@ def class_rows(summary: Summary) -> list[Row]:
 
 def fairness_words(fairness: Fairness) -> str:
     parts = {"service over weight": fairness.service, "seconds per token": fairness.latency}
-    told = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
-    return f"Jain's index of {', of '.join(told)}"
+    texts = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
+    return f"Jain's index of {', of '.join(texts)}"
 
 
 def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
@@ -299,8 +299,8 @@ def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
 
 
 def _lost(summary: Summary) -> str:
-    said = {"rejected": "rejected", "shed": "turned away", "abandoned": "given up", "too_long": "too long",
+    names = {"rejected": "rejected", "shed": "turned away", "abandoned": "given up", "too_long": "too long",
             "unfinished": "unfinished", "not_arrived": "not arrived"}  # fmt: skip
-    counts = {words: getattr(summary.requests, name) for name, words in said.items()}
+    counts = {words: getattr(summary.requests, name) for name, words in names.items()}
     parts = [f"{count:,} {words}" for words, count in counts.items() if count]
     return f" ({', '.join(parts)})" if parts else ""

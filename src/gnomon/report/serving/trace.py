@@ -151,8 +151,8 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
     What is left out is said in the trace's metadata and in the names of its processes.
     """
     rows = shown_rows(run, max_rows)
-    said = _said(run, len(rows))
-    events = _names(run, said) + _slow_requests(run, rows)
+    shown = _shown(run, len(rows))
+    events = _names(run, shown) + _slow_requests(run, rows)
     frames = [_slices(rows), *_counters(rows)]
     if len(rows):
         stretch = (float(rows["start_s"].min() or 0.0), float(rows["end_s"].max() or 0.0))  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
         slices, names = request_slices(run, *stretch, int(run.cluster.replicas.size) + 1)
         events += names
         frames.append(slices)
-    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": said}})[:-1] + ', "traceEvents": [\n'
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": shown}})[:-1] + ', "traceEvents": [\n'
     tail = json.dumps(events)[1:] + "}\n"
     text = b"".join([head.encode(), *map(_lines, frames), tail.encode()])
     with written_whole(path) as temporary:
@@ -187,20 +187,20 @@ def shown_rows(run: Run, max_rows: int = MAX_ROWS) -> pl.DataFrame:
     return frame_of(log)
 
 
-def _said(run: Run, shown: int) -> str:
+def _shown(run: Run, shown: int) -> str:
     """What a reader should know about what is left out."""
     total, one_in = int(run.log.used[0]), int(run.log.used[3])
-    said = "every iteration" if one_in == 1 else f"one in {one_in} iterations"
-    return said if shown == total else f"{said}, {shown:,} of {total:,} rows from the middle of the run"
+    rate = "every iteration" if one_in == 1 else f"one in {one_in} iterations"
+    return rate if shown == total else f"{rate}, {shown:,} of {total:,} rows from the middle of the run"
 
 
-def _names(run: Run, said: str) -> list[Event]:
+def _names(run: Run, shown: str) -> list[Event]:
     pool_of = run.pool_of_replica
     events: list[Event] = []
     for r, stages in enumerate(run.cluster.replicas.num_stages.tolist()):
         pool = run.pools[pool_of[r]]
         role = "" if pool.role == "both" else f"{pool.role} "
-        name = f"{role}replica {r} ({pool.device.name}; {said})"
+        name = f"{role}replica {r} ({pool.device.name}; {shown})"
         events.append(process_name(r, name))
         events += [thread_name(r, stage, f"stage {stage}") for stage in range(stages)]
     return events

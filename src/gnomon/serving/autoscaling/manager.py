@@ -165,16 +165,16 @@ class Manager:
 
     def flaps(self) -> list[str]:
         """A sentence for each pool whose controller kept undoing what it had decided."""
-        said = []
+        notes = []
         for number, pool in enumerate(self.pools):
             counts = [count for _, count in pool.decisions]
             undone = int(np.count_nonzero(np.abs(np.diff(np.sign(np.diff(counts)))) == 2))
             if len(counts) >= 8 and undone > max(FLAPS * len(counts), 4) and self._undoes_quickly(pool):
-                said.append(
+                notes.append(
                     f"The controller {self.spec.name} flaps: {undone} of its {len(counts)} changes in pool {number} "
                     "undid the one before within a cold start. Give it a tolerance, or let it wait before it shrinks."
                 )
-        return said
+        return notes
 
     def _undoes_quickly(self, pool: PoolView) -> bool:
         gaps = np.diff([at_s for at_s, _ in pool.decisions])

@@ -55,7 +55,7 @@ class Guard:
                 except BaseException as error:  # Plain Python: nothing is compiled, or the router is not.
                     raise self._explained(error) from error
                 if control[FAULT]:
-                    raise self._said(errors)
+                    raise self._error(errors)
                 if control[BUDGET] > 0:
                     control[BUDGET] = NO_LIMIT
                     return result
@@ -110,7 +110,7 @@ class Guard:
             trace = trace.tb_next
         return error
 
-    def _said(self, errors: list[BaseException]) -> Exception:
+    def _error(self, errors: list[BaseException]) -> Exception:
         """The fault that stopped the engine, in words."""
         _, fault, r, request = (int(number) for number in self.cluster.control[:4])
         if fault == contract.NO_SUCH_REPLICA:

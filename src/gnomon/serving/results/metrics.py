@@ -227,19 +227,19 @@ def _why_rejected(run: Run) -> str:
     worst = q[refused[np.argmax(q.prefill_tokens[refused])]]
     replica, pool = run.cluster.replicas[worst.replica], run.pools[run.pool_of_replica[worst.replica]]
     policy, prompt, most = pool.policy, int(worst.prefill_tokens), int(replica.max_batch_tokens)
-    told = f"{refused.size:,} requests were rejected because they can never be admitted: the largest "
+    warning = f"{refused.size:,} requests were rejected because they can never be admitted: the largest "
     reserved = {"prompt": prompt, "request": int(worst.total_tokens), "longest": int(replica.max_request_tokens)}
     tokens, kept = reserved[policy.reserves], int(replica.watermark_blocks) if policy.reserves == "prompt" else 0
     needed = -(-tokens // int(replica.block_size))
     fits = needed + kept <= replica.num_blocks
     if prompt > most and (fits or not policy.chunks_prompts):
-        least = f"{told}has {prompt:,} tokens to prefill, which {policy.name} does in one batch"
+        least = f"{warning}has {prompt:,} tokens to prefill, which {policy.name} does in one batch"
         return f"{least} of at most {most:,} tokens (batching.max_batch_tokens)."
     name = f"replica {int(worst.replica)}"
     if fits:
-        return f"{told}would fit into {name}, but {policy.name} does not admit it although nothing else runs."
+        return f"{warning}would fit into {name}, but {policy.name} does not admit it although nothing else runs."
     free = f", {kept:,} of which stay free" if kept else ""
-    return f"{told}needs {needed:,} KV blocks ({tokens:,} tokens), {name} has {int(replica.num_blocks):,}{free}."
+    return f"{warning}needs {needed:,} KV blocks ({tokens:,} tokens), {name} has {int(replica.num_blocks):,}{free}."
 
 
 def _ratio(part: float, whole: float) -> float | None:

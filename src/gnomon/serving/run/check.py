@@ -29,7 +29,7 @@ class Finding:
     name: str
     test: str
     passed: bool
-    said: str = ""
+    mistake: str = ""
     """Why it failed."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def _tested(kind: str, name: str, tests: dict[str, Callable[[], str]]) -> Iterat
     """Run tests one by one; after one that could not be compiled the others would say the same."""
     for test, attempt in tests.items():
         try:
-            said = attempt()
+            mistake = attempt()
         except GnomonError as error:
-            said = str(error)
-        yield Finding(kind, name, test, not said, said)
-        if "cannot be compiled" in said:
+            mistake = str(error)
+        yield Finding(kind, name, test, not mistake, mistake)
+        if "cannot be compiled" in mistake:
             return
 
 
@@ -82,8 +82,8 @@ def _serves_all(once: Callable[..., Run]) -> str:
     """Whether every request got its answer, although each fits."""
     status = once().cluster.requests.status
     rejected = int(np.count_nonzero(status == REJECTED))
-    told = f"{rejected} of {status.size} requests were left waiting on an empty replica, until rejected."
-    return told if rejected else ""
+    text = f"{rejected} of {status.size} requests were left waiting on an empty replica, until rejected."
+    return text if rejected else ""
 
 
 def _does_not_break(once: Callable[..., Run]) -> str:

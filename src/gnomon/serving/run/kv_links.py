@@ -148,9 +148,9 @@ def _check_one_format(model: Model, pools: list[Pool]) -> None:
     dtypes = {str(model.kv_precision(pool.timing.kv_dtype, pool.timing.dtype)) for pool in pools}
     for what, found in (("block sizes", sizes), ("data types of KV", dtypes)):
         if len(found) > 1:
-            told = " and ".join(str(one) for one in sorted(found, key=str))
+            known = " and ".join(str(one) for one in sorted(found, key=str))
             raise ConfigError(
-                f"the pools share a remote store, but their {what} differ ({told}): they cannot read each other's "
+                f"the pools share a remote store, but their {what} differ ({known}): they cannot read each other's "
                 "blocks.",
                 where="kv_tiers.remote",
                 fix="Give all pools the same, or leave the remote store out.",

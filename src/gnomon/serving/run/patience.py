@@ -112,7 +112,7 @@ class Patience:
         if math.isfinite(next_s):
             schedule_all(self.env.calendar, DEADLINE, np.array([next_s]), np.zeros(1, np.int64))
 
-    def told(self, cluster: Cluster, log: Log, requests: Requests) -> tuple[Cluster, Requests]:
+    def reported(self, cluster: Cluster, log: Log, requests: Requests) -> tuple[Cluster, Requests]:
         """What is reported: requests that were sent, each try by itself, and who gave up."""
         q, gone = cluster.requests, np.isfinite(self.left_s)
         q.status[gone], q.last_reply_s[gone] = ABANDONED, 0.0
@@ -133,8 +133,8 @@ class Patience:
             requests=cluster.requests[kept], breakdown=_cut(cluster.breakdown, kept),
             parts_ns=_cut(cluster.parts_ns, kept),
         )  # fmt: skip
-        told = replace(requests, notes=(*requests.notes, note))
-        return cut, told if kept.size == len(requests) else replace(told.take(kept), arrival_s=cut.requests.arrival_s)
+        seen = replace(requests, notes=(*requests.notes, note))
+        return cut, seen if kept.size == len(requests) else replace(seen.take(kept), arrival_s=cut.requests.arrival_s)
 
 
 def _cut(values: Ints, kept: Ints) -> Ints:

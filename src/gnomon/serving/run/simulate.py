@@ -137,7 +137,7 @@ def run(
         before = _serve(opened, scenario, offered, on_progress)
     env, manager = opened.env, opened.manager
     if opened.patience is not None:
-        cluster, offered = opened.patience.told(cluster, log, offered)
+        cluster, offered = opened.patience.reported(cluster, log, offered)
     _check_clock(cluster, offered)
     as_client_sees(cluster)
     if before is not None:
@@ -241,8 +241,8 @@ def open_cluster(
     calendar.book.is_plain = not spec.compiled
     manager = None
     if scenario.fleet is not None:
-        told = (lambda *_: on_progress(0, total)) if on_progress else None
-        manager = new_manager(scenario, pools, requests, fleet, env, partial(_measured, told))
+        progress = (lambda *_: on_progress(0, total)) if on_progress else None
+        manager = new_manager(scenario, pools, requests, fleet, env, partial(_measured, progress))
     route = None if spec.compiled else callable_router(spec)
     if beside.is_compiling:  # The loops need only know how the engine is called.
         bound(serve, fleet, engine, env, log, 0)

@@ -137,8 +137,8 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
             asked["schedule"] = values["order"]
         result = train(asked, check=False)
         usual = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
-        said = {name: value for name, value in asked.items() if value is not False and usual.get(name) != value}
-        flags = [f"--{name.replace('_', '-')} {value}" for name, value in said.items()]
+        changed = {name: value for name, value in asked.items() if value is not False and usual.get(name) != value}
+        flags = [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
         copies = commands({"Command line": folded(["gnomon train step", *flags])})
         over_time = tall(result.drawings["memory"])
         return kept | cards_and_rest(result.text()) | {"over_time": over_time, "copies": copies}

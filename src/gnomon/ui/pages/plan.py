@@ -162,10 +162,10 @@ def register(app: Dash) -> None:
     def look(raw: dict[str, Any]) -> Any:
         try:
             asked_for = question_of(PAGE.read(raw))
-            drawn, told = space_figure(asked_for)
+            drawn, text = space_figure(asked_for)
         except GnomonError:  # Said where it was made, when the search is asked for.
             return (no_update,) * 3
-        return " ".join(told), commands({"This search: gnomon search FILE": short(asked_for)}), drawn
+        return " ".join(text), commands({"This search: gnomon search FILE": short(asked_for)}), drawn
 
     @callback(
         app,

@@ -125,8 +125,8 @@ def _register_comparison(app: Dash) -> None:
             return []
         found = jobs.result(job)
         same = isinstance(found, api.PosttrainPlan) or asked == found.config
-        said = "This comparison was made with other settings than the present ones."
-        return [] if same else shown([Line(said, "warning")])
+        warning = "This comparison was made with other settings than the present ones."
+        return [] if same else shown([Line(warning, "warning")])
 
     @callback(app, PAGE.output("policy", "value"), PAGE.input("compared", "clickData"), prevent_initial_call=True)
     def choose(click: dict[str, Any] | None) -> Any:

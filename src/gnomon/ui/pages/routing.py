@@ -27,7 +27,7 @@ from gnomon.ui.run_folders import folders, runs_folder
 from gnomon.ui.scenarios import as_yaml, further_settings, to_scenario
 from gnomon.ui.serving import requests_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
-from gnomon.ui.turns import told_if_too_large
+from gnomon.ui.turns import refused_if_too_large
 
 METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
 STATISTICS = {"mean": "mean", "p99": "P99"}
@@ -71,7 +71,7 @@ def run_comparison(argument: tuple[Scenario, tuple[str, ...]], report: jobs.Repo
         served, last = served + (done < last), done
         report(served + done / total, len(names), f"{names[served]}: {done:,} of {total:,} requests served")
 
-    with told_if_too_large():
+    with refused_if_too_large():
         compared = compare(scenario, vary={"router.name": list(names)}, on_progress=tell)
     found = Comparison(dict(zip(names, compared.results.values(), strict=True)))
     views = {}
@@ -116,8 +116,8 @@ def _row(found: Comparison, name: str, metric: str, statistic: str) -> dict[str,
         row["prefix hits"] = f"{summary.prefix_hit_rate:.1%}"
     one = found.against(metric, statistic).get(name)
     sure = "" if one is None or one.is_clear else " (not clear)"
-    told = "–" if one is None or one.relative is None else f"{one.relative:+z.1%}{sure}"
-    return row | {f"against {found.baseline}": told}
+    cell = "–" if one is None or one.relative is None else f"{one.relative:+z.1%}{sure}"
+    return row | {f"against {found.baseline}": cell}
 
 
 def metric_folders() -> dict[str, str]:

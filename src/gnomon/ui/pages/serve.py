@@ -119,11 +119,11 @@ def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Co
         order = order[~np.isnan(values[order])]
         rank = min(max(int(np.ceil(share * order.size)) - 1, 0), order.size - 1)
         request = int(found.accounts.ids[order[rank]])
-        told = simulation.explain(advice=False, metric=metric, request=request)
-        drawn = told.drawings["neighbours"]
+        explained = simulation.explain(advice=False, metric=metric, request=request)
+        drawn = explained.drawings["neighbours"]
     graph = dcc.Graph(figure=drawn, config=blocks.QUIET, style={"height": f"{drawn['layout']['height']}px"})
-    tables = blocks.shown(one for one in told.text() if isinstance(one, Table))
-    return [html.P(" ".join(told.sentences), className="story"), html.Div(graph, className="plot"), tables]
+    tables = blocks.shown(one for one in explained.text() if isinstance(one, Table))
+    return [html.P(" ".join(explained.sentences), className="story"), html.Div(graph, className="plot"), tables]
 
 
 def _register_pins(app: Dash) -> None:

@@ -222,9 +222,9 @@ def texts(result: Simulation, intervals: Intervals | None) -> dict[str, str]:
 
 def figure_texts(result: Simulation, intervals: Intervals | None = None, of: int = 0) -> dict[str, str]:
     """The key figures, with intervals where they are known; those of a preview `of` so many requests say so."""
-    said = lines([f"Preview: the first {of:,} requests."], "note") if of else _warnings(result)
+    text = lines([f"Preview: the first {of:,} requests."], "note") if of else _warnings(result)
     style = "passing" if of else ""
-    return {"figures": f"<div class=strip>{html_of(said)}</div><div class='{style}'>{_cards(result, intervals)}</div>"}
+    return {"figures": f"<div class=strip>{html_of(text)}</div><div class='{style}'>{_cards(result, intervals)}</div>"}
 
 
 def _warnings(result: Simulation) -> list[Block]:
@@ -260,13 +260,13 @@ def register_live(app: Dash, page: Page) -> None:
             abort(400)
         if {one.name for one in page.controls} - raw.keys():
             abort(400)
-        lines = _told(page, raw, str(asked.get("view")), is_dragged=bool(asked.get("isDragged")))
+        lines = _lines(page, raw, str(asked.get("view")), is_dragged=bool(asked.get("isDragged")))
         return Response((f"{to_json_plotly(line)}\n" for line in lines), mimetype="application/x-ndjson")
 
     app.server.add_url_rule(ROUTE, "serve_answers", answer, methods=["POST"])
 
 
-def _told(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line]:
+def _lines(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line]:
     """The lines of an answer; a mistake is one of them, and nothing follows it."""
     try:
         yield from answer_lines(page, raw, Question(f"{view} serve"), is_dragged=is_dragged)
@@ -276,8 +276,8 @@ def _told(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line
         yield {"messages": page.explain(error), "blank": blocks.blank()}
     except Exception:
         logging.getLogger(__name__).exception("the Serve page could not answer")
-        said = "This could not be answered. The terminal in which gnomon ui runs says why."
-        yield {"messages": page.explain(None) | {OWN: said}, "blank": blocks.blank()}
+        text = "This could not be answered. The terminal in which gnomon ui runs says why."
+        yield {"messages": page.explain(None) | {OWN: text}, "blank": blocks.blank()}
 
 
 def answer_lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) -> Iterator[Line]:

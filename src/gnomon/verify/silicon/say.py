@@ -35,10 +35,10 @@ def prove(
     servers were simulated.
     """
     scored = score(chosen(rows, sample, seed), jobs=jobs, ray=ray, on_progress=on_progress)
-    return told(Verdict(scored, rows is None and sample is None))
+    return findings(Verdict(scored, rows is None and sample is None))
 
 
-def told(verdict: Verdict) -> Findings:
+def findings(verdict: Verdict) -> Findings:
     """One row per server; the figures of all, and by group."""
     rows = [
         {
@@ -147,8 +147,8 @@ def _scatter(scored: Sequence[Scored], name: str, field: str) -> dict[str, Any]:
             [round(1e3 * getattr(one, field), 3) for one in some]
             for some in ([s.server for s in own], [s.prediction for s in own])
         )
-        said = "%{text}<br>measured %{x} ms, predicted %{y} ms<extra></extra>"
-        drawn = look.dots(measured, predicted, colour, 4, name=engine, text=[*map(hover, own)], hovertemplate=said)
+        template = "%{text}<br>measured %{x} ms, predicted %{y} ms<extra></extra>"
+        drawn = look.dots(measured, predicted, colour, 4, name=engine, text=[*map(hover, own)], hovertemplate=template)
         traces.append(drawn | {"type": "scattergl", "marker": drawn["marker"] | {"opacity": 0.55}})
     values = [1e3 * getattr(s.server, field) for s in scored] or [1.0]
     ends = [min(values), max(values)]
@@ -209,9 +209,9 @@ def _heat_map(scored: Sequence[Scored]) -> dict[str, Any]:
         return round(100 * own.tpot_mape, 1) if own else None
 
     cells = [[error(model, system) for system in systems] for model in models]
-    told = [["" if value is None else f"{value:.0f}" for value in row] for row in cells]
-    said = "%{y} on %{x}: %{z} %<extra></extra>"
-    heat = look.heat(systems, models, cells, told, ("#EFF5FB", "#F0D59B", "#C8493F"), said, zmin=0, zmax=40)
+    texts = [["" if value is None else f"{value:.0f}" for value in row] for row in cells]
+    hover = "%{y} on %{x}: %{z} %<extra></extra>"
+    heat = look.heat(systems, models, cells, texts, ("#EFF5FB", "#F0D59B", "#C8493F"), hover, zmin=0, zmax=40)
     height, margin = 120 + 26 * len(models), {"l": 170, "t": 48, "b": 40}
     return look.figure([heat], "TPOT error by model and system, %", height, margin)
 

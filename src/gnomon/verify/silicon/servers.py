@@ -169,7 +169,7 @@ def _server(row: dict[str, object]) -> Server:
     is_inferencex = re.match(r"db-dump|source_file=(2026-|[\w.-]+-gap-analysis\.csv)", source) is not None
     mode: Literal["agg", "disagg"] = "agg" if row["mode"] == "agg" else "disagg"
     layout = _layout(row, "" if mode == "agg" else "decode_")
-    said = re.search(r"silicon_concurrency=(\d+)", source)
+    stated = re.search(r"silicon_concurrency=(\d+)", source)
     date = re.search(r"measured=(\d{4}-\d{2}-\d{2})", source)
     server = Server(
         id=str(row["id"]),
@@ -182,7 +182,7 @@ def _server(row: dict[str, object]) -> Server:
         mode=mode,
         prompt_tokens=_whole(row, "isl"),
         output_tokens=_whole(row, "osl"),
-        concurrency=int(said.group(1)) if said else _concurrency(row, layout),
+        concurrency=int(stated.group(1)) if stated else _concurrency(row, layout),
         date=date.group(1) if date else "",
         layout=layout,
         prefill=_layout(row, "prefill_") if mode == "disagg" else None,
@@ -190,7 +190,7 @@ def _server(row: dict[str, object]) -> Server:
         num_decode=_whole(row, "decode_num_workers"),
         ttft_s=float(str(row["silicon_ttft_ms"])) / 1e3,
         tpot_s=float(str(row["silicon_tpot_ms"])) / 1e3,
-        says_load=said is not None,
+        says_load=stated is not None,
     )
     return _with_problem(server)
 

@@ -18,12 +18,12 @@ def load_planner(prefill: View, decode: View) -> int:
     """One replica at a time, and none while one is on its way."""
     options, memory = prefill.options, prefill.memory
     queue, kv = prefill.waiting, decode.kv_use + WAITING_KV * decode.waiting / max(decode.ready, 1)
-    foretold = queue + PERIODS * (queue - memory.get("queue", queue))
+    predicted = queue + PERIODS * (queue - memory.get("queue", queue))
     grace = memory.get("grace", 0)
     memory.update(queue=queue, grace=max(grace - 1, 0))
     if any(view.starting or view.draining for view in (prefill, decode)):
         return prefill.desired
-    if min(queue, foretold) > options["queue_up"] and kv < options["kv_down"] and not grace:
+    if min(queue, predicted) > options["queue_up"] and kv < options["kv_down"] and not grace:
         return prefill.desired + 1
     if kv > options["kv_up"] and queue < options["queue_down"]:
         memory["grace"] = PERIODS
