@@ -61,7 +61,7 @@ def served(
 def is_empty(live: LiveCluster) -> bool:
     """Whether nothing is held for anybody."""
     replicas = live.cluster.replicas
-    books = ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+    books = ("num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding",
              "num_held", "num_coming", "prefill_left", "decode_left", "waiting_tokens")  # fmt: skip
     no_books = not any(replicas[name].any() for name in books)
     return live.num_live == 0 and no_books and bool((replicas.free_blocks == replicas.num_blocks).all())

@@ -87,7 +87,7 @@ POLICIES = {
     ),
     "batch_of_its_own": (ONE_BY_ONE + "    state.batch_size = 10**6\n", "writes numbers into its state"),
     "running_of_its_own": (ONE_BY_ONE + "    state.num_running = 10**6\n", "writes numbers into its state"),
-    "stepping_of_its_own": (ONE_BY_ONE + "    state.num_stepping = 10**6\n", "writes numbers into its state"),
+    "stepping_of_its_own": (ONE_BY_ONE + "    state.num_grouped = 10**6\n", "writes numbers into its state"),
     "queue_of_its_own": (ONE_BY_ONE + "    state.first_waiting = 10**8\n", "writes numbers into its state"),
     "member_of_its_own": (
         ONE_BY_ONE + "    if state.batch_size > 0:\n        replica.batch[0] = 10**8\n",

@@ -113,7 +113,7 @@ def check_invariants(done: Run) -> None:
     assert replicas.num_finished.sum() == finished.sum()
     assert replicas.num_rejected.sum() == rejected.sum()
     assert np.array_equal(replicas.free_blocks, replicas.num_blocks), "all blocks are free again"
-    for book in ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding"):
+    for book in ("num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding"):
         assert not replicas[book].any(), book
     for book in ("waiting_tokens", "prefill_left", "decode_left", "num_loose", "step_kv"):
         assert not replicas[book].any(), book

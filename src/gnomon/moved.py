@@ -20,7 +20,7 @@ MOVED = {
     "gnomon.serving.sections": "gnomon.serving.scenario.config",
     "gnomon.serving.simulate": "gnomon.serving.run.simulate",
     "gnomon.serving.state": "gnomon.serving.engine.state",
-    "gnomon.serving.stepping": "gnomon.serving.engine.decode_group",
+    "gnomon.serving.grouped": "gnomon.serving.engine.decode_group",
     "gnomon.serving.verbs": "gnomon.serving.engine.batch_operations",
 }
 

@@ -76,7 +76,7 @@ def check_run(done: Run) -> None:
     if not is_cut:
         require(np.array_equal(replicas.free_blocks, replicas.num_blocks), "blocks",
                 f"free {replicas.free_blocks}, there are {replicas.num_blocks}")  # fmt: skip
-        for book in ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+        for book in ("num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding",
                      "waiting_tokens", "prefill_left", "decode_left", "num_loose", "step_kv", "num_coming", "num_held",
                      "num_landing", "num_ready"):  # fmt: skip
             require(not replicas[book].any(), "books", f"{book} is {replicas[book]}")

@@ -21,7 +21,7 @@ from gnomon.api.serving import Simulation
 from gnomon.cli.printing import print_blocks
 from gnomon.core.config import build, dump
 from gnomon.core.errors import GnomonError
-from gnomon.live.cluster import Asked, LiveCluster
+from gnomon.live.cluster import Call, LiveCluster
 from gnomon.report.page import html_of
 from gnomon.report.serving.exports import EXPORTS
 from gnomon.report.serving.files import EXTRAS, spelled_out, write_run
@@ -133,13 +133,13 @@ def _sent(live: LiveCluster, requests: Requests, leaving: dict[int, float]) -> l
     raise Violation("served", "it does not end")
 
 
-def _asked(requests: Requests, number: int) -> Asked:
+def _asked(requests: Requests, number: int) -> Call:
     """A request whose prompt nobody shares."""
     first, prompt = 1 + 1_000_000 * number, int(requests.prompt_tokens[number])
     tokens = range(first, first + prompt + int(requests.output_tokens[number]))
     adapter = int(requests.adapter[number]) if len(requests.adapter) else -1
     user_class = int(requests.user_class[number]) if len(requests.user_class) else 0
-    return Asked(tokens, prompt, adapter=adapter, user_class=user_class, session=int(requests.session[number]))
+    return Call(tokens, prompt, adapter=adapter, user_class=user_class, session=int(requests.session[number]))
 
 
 def _check_empty(live: LiveCluster, ids: list[int]) -> None:
@@ -147,7 +147,7 @@ def _check_empty(live: LiveCluster, ids: list[int]) -> None:
     for one in list(live._held):
         live.leave(one, 1e9)
     replicas = live.cluster.replicas
-    books = ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+    books = ("num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding",
              "num_held", "num_coming", "prefill_left", "decode_left", "waiting_tokens", "num_loose",
              "step_kv")  # fmt: skip
     for book in books:

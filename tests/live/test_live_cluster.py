@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnomon.api.serving import scenario, simulate
-from gnomon.live.cluster import Asked, Full, LiveCluster
+from gnomon.live.cluster import Call, Full, LiveCluster
 from gnomon.live.driver import Driver, Metrics
 from gnomon.workload import generate
 from live_kit import SMALL, is_empty, small_cluster
@@ -34,7 +34,7 @@ KINDS = {
 def asked(number, prompt, output, adapter=-1):
     """A request whose prompt nobody shares."""
     first = 1 + 1_000_000 * number
-    return Asked(list(range(first, first + int(prompt) + int(output))), int(prompt), adapter=adapter)
+    return Call(list(range(first, first + int(prompt) + int(output))), int(prompt), adapter=adapter)
 
 
 def run_to_the_end(live, ids, cancels=()):
@@ -185,7 +185,7 @@ def test_equal_prompts_meet_in_the_cache_and_adapters_keep_apart():
     tokens = list(range(1, 101))
     now = 0.0
     for adapter, cached in ((-1, 0), (-1, 96), (0, 0), (1, 0), (0, 96)):
-        one = live.send(now, Asked([*tokens, 7], 100, adapter=adapter))
+        one = live.send(now, Call([*tokens, 7], 100, adapter=adapter))
         run_to_the_end(live, [one])
         assert live.cluster.requests[one].cached_tokens == cached
         now = float(live.cluster.requests[one].finished_s)

@@ -132,10 +132,10 @@ def test_an_emptied_instance_is_as_new() -> None:
     rollouts.submit(ids, here, 0.0)
     rollouts.advance(0.3)
     before = rollouts._replicas[0].copy()
-    assert before.num_loose > 0 and before.num_stepping == 4, "decodes step together"
+    assert before.num_loose > 0 and before.num_grouped == 4, "decodes step together"
     _, stop = rollouts.withdraw(0, 0.3)
     state, fleet = rollouts._replicas[0], rollouts._fleet.cluster
-    for book in ("num_loose", "num_stepping", "steppable", "num_holding", "num_in_flight", "step_kv", "num_waiting"):
+    for book in ("num_loose", "num_grouped", "steppable", "num_holding", "num_in_flight", "step_kv", "num_waiting"):
         assert state[book] == 0, book
     assert fleet.next_end_s[0] == np.inf
     assert (fleet.requests.last_token_s == stop).all(), "the last step gave everybody a token"

@@ -218,7 +218,7 @@ def test_helper_refuses_whose_kv_can_never_land() -> None:
     state.num_ready, state.first_ready, state.reply_s, state.num_rejected = 1, 1, 0.5, 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(completions, "send_next", lambda cluster, env, at_s: sent.append(at_s))
-        patch.setattr(completions, "give_up_followers", lambda cluster, env, r, at_s: given_up.append((int(r), at_s)))
+        patch.setattr(completions, "give_up_dependents", lambda cluster, env, r, at_s: given_up.append((int(r), at_s)))
         completions._refuse(cluster, env, 0, 4.0)  # type: ignore[arg-type]
     assert (q.status[1], q.finished_s[1], q.last_reply_s[1]) == (REJECTED, 4.0, 0.5)
     assert books(cluster) == {"num_coming": 9, "num_ready": 0} and state.num_rejected == 4
@@ -415,7 +415,7 @@ def test_host_memory_and_disk_of_one_replica_are_forgotten() -> None:
 
 
 def test_nobody_follows_anybody() -> None:
-    assert [one.size for one in dependent_calls.followers_of(requests_of([0.0], [1], [1]))] == [0, 0, 0]
+    assert [one.size for one in dependent_calls.dependents_of(requests_of([0.0], [1], [1]))] == [0, 0, 0]
 
 
 def test_who_follows_whom() -> None:
@@ -424,15 +424,15 @@ def test_who_follows_whom() -> None:
         requests_of([0.0] * 4, [1] * 4, [1] * 4),
         parents=np.array([0, 0, 1, 2], np.int32), parent_offsets=np.array([0, 0, 1, 2, 4], np.int64),
     )  # fmt: skip
-    first, followers, left = dependent_calls.followers_of(made)
-    assert (first.tolist(), followers.tolist(), left.tolist()) == ([0, 2, 3, 4, 4], [1, 2, 3, 3], [0, 1, 1, 2])
+    first, dependents, left = dependent_calls.dependents_of(made)
+    assert (first.tolist(), dependents.tolist(), left.tolist()) == ([0, 2, 3, 4, 4], [1, 2, 3, 3], [0, 1, 1, 2])
 
 
 def _agents(cluster: Cluster, front: Any = None) -> Any:
-    first, followers = np.array([0, 2, 3, 4, 4]), np.array([1, 2, 3, 3])
+    first, dependents = np.array([0, 2, 3, 4, 4]), np.array([1, 2, 3, 3])
     front = np.zeros(4) if front is None else front
     return Bag(
-        calendar=new_calendar(1, 8), follower_first=first, followers=followers, parents_left=np.array([0, 1, 1, 2]),
+        calendar=new_calendar(1, 8), dependent_first=first, dependents=dependents, parents_left=np.array([0, 1, 1, 2]),
         think_s=np.array([0.0, 0.5, 0.25, 1.0]), front=front,
     )  # fmt: skip
 
@@ -442,13 +442,13 @@ def test_helper_sends_calls_when_all_that_they_wait_for_have_ended() -> None:
     cluster = with_books(4)
     env, events = _agents(cluster), []
     for request_id, ended_s in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        dependent_calls.send_followers(cluster, env, request_id, ended_s)
+        dependent_calls.send_dependents(cluster, env, request_id, ended_s)
         events.append(int(env.calendar.book[0].num_events))
     assert events == [2, 2, 3] and cluster.requests.arrival_s.tolist()[1:] == [1.5, 1.25, 4.0]
     assert env.calendar.events.kind[:3].tolist() == [REQUEST_ARRIVES] * 3
     env = _agents(cluster, np.array([0.1, 0.0, 0.0, 0.0]))
     cluster.requests.status[2] = SHED
-    dependent_calls.send_followers(cluster, env, 0, 1.0)
+    dependent_calls.send_dependents(cluster, env, 0, 1.0)
     assert env.calendar.book[0].num_events == 1, "one was given up"
     assert (env.calendar.events[0].kind, env.calendar.events[0].subject) == (REQUEST_SENT, 1)
 
@@ -458,12 +458,12 @@ def test_helper_gives_up_all_that_would_have_followed() -> None:
     cluster = with_books(4)
     q, env = cluster.requests, _agents(cluster)
     q.status[1] = FINISHED
-    dependent_calls.give_up_followers(cluster, env, 0, 6.0)
+    dependent_calls.give_up_dependents(cluster, env, 0, 6.0)
     assert q.status.tolist() == [NOT_ARRIVED, FINISHED, SHED, SHED] and cluster.control[NUM_SHED] == 2
     assert q.finished_s.tolist()[2:] == [6.0, 6.0] and q.arrival_s.tolist()[2:] == [6.0, 6.0]
-    env.follower_first = np.zeros(0, np.int64)
-    dependent_calls.give_up_followers(cluster, env, 0, 6.0)
-    dependent_calls.send_followers(cluster, env, 0, 6.0)
+    env.dependent_first = np.zeros(0, np.int64)
+    dependent_calls.give_up_dependents(cluster, env, 0, 6.0)
+    dependent_calls.send_dependents(cluster, env, 0, 6.0)
     assert cluster.control[NUM_SHED] == 2 and env.calendar.book[0].num_events == 0
 
 
@@ -615,7 +615,7 @@ def test_helper_rejects_who_can_never_run(
     cluster = with_books(1)
     state = cluster.replicas[0]
     state.policy, state.first_waiting, state.num_waiting, state.num_outstanding = 0, 0, 1, 1
-    state.num_landing = state.num_held = state.num_stepping = state.num_rejected = state.num_reported = 0
+    state.num_landing = state.num_held = state.num_grouped = state.num_rejected = state.num_reported = 0
     for name, value in change.items():
         if name != "never_fits":
             state[name] = value
@@ -646,7 +646,7 @@ def test_helper_forms_batches_until_all_stages_have_one(
 ) -> None:
     cluster, at = with_books(1), list[float]()
     state = cluster.replicas[0]
-    state.policy = state.num_landing = state.num_held = state.num_stepping = state.num_in_flight = 0
+    state.policy = state.num_landing = state.num_held = state.num_grouped = state.num_in_flight = 0
     state.num_outstanding, state.num_waiting, state.num_stages = 2, 0, 1
     for name, value in change.items():
         state[name] = value
@@ -720,7 +720,7 @@ def test_helper_writes_messages_one_after_another(
     cluster = with_books(2)
     state, flight = cluster.replicas[0], cluster.flights[0, 0]
     state.stream_interval, state.message_s, state.base_reply_s, state.writer_free_s = interval, 0.1, 0.5, free_s
-    flight.decodes, flight.num_stepping, flight.num_requests, flight.end_s = decodes, 4, 6, 10.0
+    flight.decodes, flight.num_grouped, flight.num_requests, flight.end_s = decodes, 4, 6, 10.0
     cluster.flight_requests[0, 0, 4:6], cluster.flight_tokens[0, 0, 4:6] = [0, 1], [12, 12]
     cluster.requests.processed[:] = [8, 7]
     loop._write_messages(cluster, 0, 0)

@@ -41,7 +41,7 @@ def check_books(done: Run) -> None:
     assert replicas.num_finished.sum() == q.size
     assert (q.processed == q.prompt_tokens + q.output_tokens).all()
     assert np.array_equal(replicas.free_blocks, replicas.num_blocks)
-    for book in ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+    for book in ("num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding",
                  "waiting_tokens", "prefill_left", "decode_left", "num_loose", "num_coming"):  # fmt: skip
         assert not replicas[book].any(), book
     assert (q.arrival_s <= q.scheduled_s).all() and (q.scheduled_s < q.first_token_s).all()

@@ -17,8 +17,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling import evacuation
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.evacuation import evacuate, freeze, redirect, requests_of
-from gnomon.serving.autoscaling.events import Agenda
-from gnomon.serving.autoscaling.lifecycle import Lives
+from gnomon.serving.autoscaling.events import FleetEvents
+from gnomon.serving.autoscaling.lifecycle import Lifecycle
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import (
@@ -167,7 +167,7 @@ def _env(cluster: Cluster) -> Any:
     nothing = np.zeros(0, np.int64)
     return Bag(
         calendar=new_calendar(cluster.replicas.size, 64), transfers=None, front=np.zeros(8), adapters=adapters,
-        tiers=Bag(used=nothing), tool_cache=Bag(held=nothing), followers=nothing,
+        tiers=Bag(used=nothing), tool_cache=Bag(held=nothing), dependents=nothing,
         decode=Bag(candidates=np.arange(cluster.replicas.size)),
     )  # fmt: skip
 
@@ -286,7 +286,7 @@ def test_all_requests_are_looked_at_where_some_follow_others() -> None:
     one = traffic(cluster, members(UP, UP, UP))
     one.env.calendar.book.num_sent = 2
     assert one.under_way == slice(0, 2)
-    one.env.followers = np.array([1])
+    one.env.dependents = np.array([1])
     assert one.under_way == slice(0, None), "the first, too"
 
 
@@ -507,7 +507,7 @@ def test_the_idlest_replicas_drain_first_and_starting_ones_before_them() -> None
     drained: list[int] = []
     manager: Any = Bag(
         replicas=states, pools=[Bag(desired=2)], traffic=Bag(cluster=cluster),
-        lives=Bag(drain=lambda i, _: drained.append(i), start=lambda i, _: drained.append(-i)), most=None,
+        lifecycle=Bag(drain=lambda i, _: drained.append(i), start=lambda i, _: drained.append(-i)), most=None,
     )  # fmt: skip
     manager._outstanding = lambda i: Manager._outstanding(manager, i)
     Manager._reconcile(manager, 0, 1.0)
@@ -527,7 +527,7 @@ def test_starting_replicas_drain_from_the_last_on() -> None:
     drained: list[int] = []
     manager: Any = Bag(
         replicas=members(UP, STARTING, STARTING, STARTING), pools=[Bag(desired=1)], traffic=Bag(cluster=None),
-        lives=Bag(drain=lambda i, _: drained.append(i)), _outstanding=lambda i: 0, most=None,
+        lifecycle=Bag(drain=lambda i, _: drained.append(i)), _outstanding=lambda i: 0, most=None,
     )  # fmt: skip
     Manager._reconcile(manager, 0, 1.0)
     assert drained == [3, 2, 1]
@@ -538,15 +538,15 @@ def test_starting_replicas_drain_from_the_last_on() -> None:
 
 def test_every_fifty_failures_of_each_replica_somebody_looks_whether_anything_is_served() -> None:
     looked: list[int] = []
-    lives: Any = Bag(
+    lifecycle: Any = Bag(
         config=Bag(failures=FailureConfig()), replicas=members(UP, UP), failures=0, interruptions=0,
-        agenda=Agenda(new_calendar(2, 512)), _noticed=None, moving=set(),
+        events=FleetEvents(new_calendar(2, 512)), _noticed=None, moving=set(),
         traffic=Bag(cluster=arrays(1, replicas=2), env=_env(arrays(1, replicas=2))),
     )  # fmt: skip
-    lives._check_progress = lambda now_s: looked.append(lives.failures)
+    lifecycle._check_progress = lambda now_s: looked.append(lifecycle.failures)
     for now_s in range(201):
-        lives.replicas.state[:] = UP
-        Lives.fail(lives, now_s % 2, float(now_s))
+        lifecycle.replicas.state[:] = UP
+        Lifecycle.fail(lifecycle, now_s % 2, float(now_s))
     assert looked == [100, 200]
 
 
@@ -572,33 +572,35 @@ def test_failures_in_vain_are_refused(
     cluster.replicas.num_produced[:] = produced
     config = Bag(failures=FailureConfig(keeps_tokens=keeps_tokens))
     before = 3 if keeps_tokens else 1
-    lives: Any = Bag(
+    lifecycle: Any = Bag(
         config=config, traffic=Bag(cluster=cluster), progress=before, failures=7, interruptions=interruptions
     )
     if refused:
         with pytest.raises(ConfigError, match=f"7 failures until 5 s {refused}"):
-            Lives._check_progress(lives, 5.0)
+            Lifecycle._check_progress(lifecycle, 5.0)
     else:
-        Lives._check_progress(lives, 5.0)
-        assert lives.progress == (produced if keeps_tokens else 1 + (status == FINISHED))
+        Lifecycle._check_progress(lifecycle, 5.0)
+        assert lifecycle.progress == (produced if keeps_tokens else 1 + (status == FINISHED))
 
 
 def test_the_first_look_at_failures_is_none_in_vain() -> None:
     cluster = arrays(1, replicas=1)
     cluster.requests.status[:], cluster.requests.arrival_s[:] = WAITING, 0.0
     config = Bag(failures=FailureConfig())
-    lives: Any = Bag(config=config, traffic=Bag(cluster=cluster), progress=Lives.progress, failures=7, interruptions=7)
-    Lives._check_progress(lives, 5.0)
-    assert lives.progress == 0
+    lifecycle: Any = Bag(
+        config=config, traffic=Bag(cluster=cluster), progress=Lifecycle.progress, failures=7, interruptions=7
+    )
+    Lifecycle._check_progress(lifecycle, 5.0)
+    assert lifecycle.progress == 0
 
 
 def test_what_was_planned_for_a_former_life_does_not_happen() -> None:
-    agenda, happened = Agenda(new_calendar(1, 8)), []
+    events, happened = FleetEvents(new_calendar(1, 8)), []
     for at_s in (1.0, 2.0):
-        agenda.at(at_s, agenda.in_life(0, lambda i, now_s: happened.append((i, now_s))))
-    agenda.happen(0, 1.0)
-    agenda.begin_life(0)
-    agenda.happen(1, 2.0)
+        events.at(at_s, events.in_life(0, lambda i, now_s: happened.append((i, now_s))))
+    events.happen(0, 1.0)
+    events.begin_life(0)
+    events.happen(1, 2.0)
     assert happened == [(0, 1.0)]
 
 

@@ -18,7 +18,7 @@ from serving_kit import requests_of, run, scenario
 FAST = {"weights_s": 1.0, "compile_s": 0.0, "warmup_s": 0.0}
 SECOND = {"source": "table", "table": {"per_iteration": 1.0}}
 BOOKS = (
-    "num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding", "waiting_tokens",
+    "num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding", "waiting_tokens",
     "prefill_left", "decode_left", "num_loose", "num_held", "num_moving", "num_coming", "num_landing", "num_ready",
     "num_reported",
 )  # fmt: skip

@@ -179,14 +179,14 @@ def test_an_idle_front_end_delays_no_follower_however_much_arrives_later():
 
 
 def test_those_known_ahead_and_followers_queue_in_order_of_time():
-    """The follower comes at 10.51 s, while the request of 10.4 s is taken in; that of 10.6 s waits for both."""
+    """The dependent comes at 10.51 s, while the request of 10.4 s is taken in; that of 10.6 s waits for both."""
     q = calls({"per_request_s": 0.5}, [0.0, 10.4, 10.6, np.inf], [-1, -1, -1, 0], [0.0, 0.0, 0.0, 10.0])
     assert q.arrival_s[3] == pytest.approx(10.5 + ONE_S)
     assert q.arrival_s + q.front_s == pytest.approx([0.5, 10.9, 11.9, 11.4])
 
 
 def test_followers_come_in_order_of_their_tools_not_of_their_parents():
-    """Two calls end at 0.1 and 0.2 s; the tool of the first takes longer, so its follower comes second."""
+    """Two calls end at 0.1 and 0.2 s; the tool of the first takes longer, so its dependent comes second."""
     q = calls({"per_request_s": 0.1}, [0.0, 0.0, np.inf, np.inf], [-1, -1, 0, 1], [0.0, 0.0, 50.0, 1.0])
     assert q.front_s == pytest.approx([0.1, 0.2, 0.1, 0.1])
 

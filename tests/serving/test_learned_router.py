@@ -178,7 +178,7 @@ def test_true_output_lengths_are_not_seen() -> None:
     requests.output_tokens[requests.finished_s < 0] += 1000
     requests.total_tokens[requests.finished_s < 0] += 1000
     replicas.decode_left += 1000 * np.bincount(requests.replica[unfinished], minlength=3)
-    fleet.cluster.stepping[:, :, 1] += 1000
+    fleet.cluster.grouped[:, :, 1] += 1000
     replicas.next_finish += 1000
     assert np.array_equal(_observed(fleet, next_id), before)
 

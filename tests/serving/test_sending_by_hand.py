@@ -208,14 +208,14 @@ def test_helper_serves_an_instant(
         return change.get("passes", True)
 
     engine.proceed = proceed
-    calls = told(arrivals, "advance_replicas", "send_to_replica", "wake_groups", "give_up_followers", choose=2)
+    calls = told(arrivals, "advance_replicas", "send_to_replica", "wake_groups", "give_up_dependents", choose=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrivals, "passes_admission", passes)
         assert arrivals.serve_instant(fleet, engine, env, None, 0) == after  # type: ignore[arg-type]
     r = change.get("replica", 2)
     assert [call[1:] for call in calls if call[0] == "send_to_replica"] == [(r, request, 5.0) for request in sent]
     assert [call[1:] for call in calls if call[0] == "wake_groups"] == ([(0.0, 2.0, 5.0)] if after else [])
-    given_up = [call[1] for call in calls if call[0] == "give_up_followers"]
+    given_up = [call[1] for call in calls if call[0] == "give_up_dependents"]
     assert given_up == ([0.0, 1.0] if change.get("status_after") == SHED else [])
     is_brought_up = not change.get("sees_state", 0) and change.get("passes", True)
     assert woken == [(1, NEVER, 5.0)] * (len(sent) + ("uses" in change) if is_brought_up else 0)
@@ -410,15 +410,15 @@ def test_helper_does_what_follows_from_requests_that_ended(has: int, told: Calla
     _reported(cluster, 1, 3)
     moved = new_transfers(4, 3, 3)
     moved.settings[1] = 0.125
-    more = {"transfers": moved, "tiers": None, "tool_cache": None, "follower_first": None, "followers": None}
+    more = {"transfers": moved, "tiers": None, "tool_cache": None, "dependent_first": None, "dependents": None}
     _, _, (env, _) = _around(cluster, **more)
     env.calendar.book.has_tiers = env.calendar.book.has_roles = has
-    calls = told(completions, "write_prefix", "_leave_adapter", "send_next", "give_up_followers", "note_end",
-                 "send_followers", "land_ready", "_count_leaving")  # fmt: skip
+    calls = told(completions, "write_prefix", "_leave_adapter", "send_next", "give_up_dependents", "note_end",
+                 "send_dependents", "land_ready", "_count_leaving")  # fmt: skip
     completions.take_reports(cluster, env, 0, 4.0)
     said = {name: [call[1:] for call in calls if call[0] == name] for name, *_ in calls}
-    assert said["send_next"] == [(4.5,), (4.25,), (4.0,)] and said["give_up_followers"] == [(1, 4.0)]
-    assert said["note_end"] == [(0, 4.0), (3, 4.0)] and said["send_followers"] == [(0, 4.5), (3, 4.0)]
+    assert said["send_next"] == [(4.5,), (4.25,), (4.0,)] and said["give_up_dependents"] == [(1, 4.0)]
+    assert said["note_end"] == [(0, 4.0), (3, 4.0)] and said["send_dependents"] == [(0, 4.5), (3, 4.0)]
     assert said["_leave_adapter"] == [(1, 3, 4.0)] and said["land_ready"] == [(1, 4.0)]
     assert said.get("write_prefix", []) == ([(0, 0, 4.0), (0, 2, 4.0), (1, 3, 4.0)] if has else [])
     assert said.get("_count_leaving", []) == ([(0,), (1,)] if has else [])

@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from gnomon.api.explanation import Asked, Explanation
+from gnomon.api.explanation import ExplainOptions, Explanation
 from gnomon.api.pipeline import pipeline
 from gnomon.api.posttrain import posttrain
 from gnomon.api.result import Result
 from gnomon.api.serving import Scenario, Simulation, scenario, simulate
 from gnomon.core.errors import ConfigError
 
-__all__ = ["Asked", "Explanation", "explain"]
+__all__ = ["ExplainOptions", "Explanation", "explain"]
 
 Explainable = Result | Scenario | Mapping[str, Any] | str | Path
 
 
-def explain(given: Explainable, **asked: Unpack[Asked]) -> Result:
+def explain(given: Explainable, **asked: Unpack[ExplainOptions]) -> Result:
     """Explain a result, the folder of a run (of `gnomon simulate`, `pipeline` or `posttrain`), or a scenario.
 
         gnomon.explain("runs/demo")
@@ -57,7 +57,7 @@ def explain(given: Explainable, **asked: Unpack[Asked]) -> Result:
     return simulate(scenario(given), explained=True, on_progress=asked.get("on_progress")).explain(**asked)
 
 
-def _refuse(asked: Asked) -> None:
+def _refuse(asked: ExplainOptions) -> None:
     """Say that what asks about requests has no meaning here."""
     for name in ("request", "percentile", "metric"):
         if name in asked:

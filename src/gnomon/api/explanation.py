@@ -20,10 +20,10 @@ from gnomon.serving.results.percentiles import STATISTICS
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 
-__all__ = ["Asked", "Explanation", "explain_simulation"]
+__all__ = ["ExplainOptions", "Explanation", "explain_simulation"]
 
 
-class Asked(TypedDict, total=False):
+class ExplainOptions(TypedDict, total=False):
     """What is to be explained; `explain_simulation` has the defaults."""
 
     request: int | None

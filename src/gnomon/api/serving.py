@@ -23,7 +23,7 @@ from gnomon.workload.slo import SloConfig
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.api.explanation import Asked, Explanation
+    from gnomon.api.explanation import ExplainOptions, Explanation
     from gnomon.search.load_curve import Headroom
     from gnomon.serving.results.intervals import Intervals as Intervals
     from gnomon.serving.results.summary import Summary as Summary
@@ -183,7 +183,7 @@ class Simulation(Result):
         """One row per iteration and pipeline stage."""
         return self.frames["iterations"]
 
-    def explain(self, **asked: Unpack[Asked]) -> Explanation:
+    def explain(self, **asked: Unpack[ExplainOptions]) -> Explanation:
         """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what
         would help and what limits, each really simulated."""
         from gnomon.api.explanation import explain_simulation

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon import __version__
 from gnomon.core.errors import ConfigError
 from gnomon.live import protocol
-from gnomon.live.cluster import Asked, Full, LiveCluster
+from gnomon.live.cluster import Call, Full, LiveCluster
 from gnomon.live.driver import Driver, Metrics
 from gnomon.live.protocol import Asking, Chat, Completion, Refused, Stream, Tokenizer, Writer
 
@@ -185,7 +185,7 @@ class App:
         words = protocol.answer(self.tokenizer, prompt, wanted, seed)
         whole = [self.tokenizer.words[word] for word in words]
         texts = protocol.up_to_stop(whole, asked.stops)
-        one = Asked(
+        one = Call(
             [*prompt, *self.tokenizer.word_tokens[words[: len(texts)]].tolist()],
             len(prompt),
             adapter=self._adapters.get(asked.model or "", -1),

@@ -35,7 +35,7 @@ ROOM = 1 << 22  # Hashes of blocks of all requests that are there.
 
 
 @dataclass(frozen=True)
-class Asked:
+class Call:
     tokens: Sequence[int]
     """Its prompt, then its answer: what a later prompt may start with."""
     prompt_tokens: int
@@ -85,7 +85,7 @@ class LiveCluster:
     def num_live(self) -> int:
         return len(self._held)
 
-    def send(self, now_s: float, asked: Asked) -> int:
+    def send(self, now_s: float, asked: Call) -> int:
         """Send a request at `now_s`, which no event may lie behind; returns its number. Raises `Full`."""
         if len(self._held) >= self.cluster.requests.size:
             raise Full("as many requests are there as can be.")

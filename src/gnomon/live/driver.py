@@ -12,7 +12,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.text import own_yaml
-from gnomon.live.cluster import Asked, LiveCluster
+from gnomon.live.cluster import Call, LiveCluster
 from gnomon.live.protocol import Stream
 from gnomon.serving.engine.state import REJECTED, SHED
 
@@ -151,7 +151,7 @@ class Driver:
     def now_s(self) -> float:
         return (self._clock() - self._start_s) * self.speed
 
-    def send(self, asked: Asked, came_s: float | None = None) -> Stream:
+    def send(self, asked: Call, came_s: float | None = None) -> Stream:
         """Send a request now, or when it came (by the clock): reading it takes none of the simulated server's time.
         What has happened since stays as it was."""
         now_s = self.now_s()

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gnomon.core.arrays import Ints
 from gnomon.core.errors import DataError, MissingExtraError
-from gnomon.live.cluster import Asked
+from gnomon.live.cluster import Call
 
 _PIECE = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s")
 _WORDS = (
@@ -277,7 +277,7 @@ class Stream:
     the client does not read them, and at the end.
     """
 
-    def __init__(self, request_id: int, asked: Asked, sent_s: float) -> None:
+    def __init__(self, request_id: int, asked: Call, sent_s: float) -> None:
         self.id, self.asked, self.sent_s = request_id, asked, sent_s
         self.num_tokens = self.num_sent = 0
         self.is_done = self.is_read = self.is_direct = False

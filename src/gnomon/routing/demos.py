@@ -60,9 +60,9 @@ class HeuristicTeacher:
             spec, self._parameters = _router(self.name, envs)
             self._engine, self._asked = engine_of(envs.traffic.policies, spec), envs
             self._opinions = bound(opinions, envs.many, self._engine, chosen)
-            self._memory, self._lives = np.zeros_like(envs.many.router_memory), envs.lives.copy()
-        self._memory[self._lives != envs.lives] = 0.0
-        self._lives[:] = envs.lives
+            self._memory, self._episodes = np.zeros_like(envs.many.router_memory), envs.episodes.copy()
+        self._memory[self._episodes != envs.episodes] = 0.0
+        self._episodes[:] = envs.episodes
         fleets = envs.many.fleets._replace(parameters=self._parameters)
         many = envs.many._replace(fleets=fleets, router_memory=self._memory)
         self._opinions(many, self._engine, chosen)

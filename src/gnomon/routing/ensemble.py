@@ -51,7 +51,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
     all_ = fleets.cluster
     cluster = Cluster(
         first_rows(all_.replicas[lane], num_replicas), all_.requests[lane], all_.flights[lane], all_.running[lane],
-        all_.stepping[lane], all_.growth[lane], all_.flight_requests[lane], all_.flight_tokens[lane],
+        all_.grouped[lane], all_.growth[lane], all_.flight_requests[lane], all_.flight_tokens[lane],
         first_rows(all_.next_end_s[lane], num_replicas), all_.soonest_s[lane], all_.stage_free_s[lane],
         all_.stage_start_s[lane], all_.stage_end_s[lane], all_.parameters[lane], all_.policy_memory[lane],
         all_.acceptance[lane],

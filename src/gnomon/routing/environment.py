@@ -46,7 +46,7 @@ class VectorClusters:
     `reset` and `step` return observations [environment, replica, feature] and a mask [environment, replica] of the
     replicas that exist. An environment whose episode is over (`done`) has started the next one; its last observation
     is in `info`, so that its value can be bootstrapped: traffic is cut, it does not end. Everything follows from the
-    seed of `reset`. `lives` counts the clusters that each environment has had.
+    seed of `reset`. `episodes` counts the clusters that each environment has had.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class VectorClusters:
         self._done_at = np.zeros(num_envs, np.int64)
         self._unit_s = np.ones(num_envs)
         self._episodes = np.zeros(num_envs, np.int64)
-        self.lives = np.zeros(num_envs, np.int64)
+        self.episodes = np.zeros(num_envs, np.int64)
         self._seed = seed
 
     def reset(self, seed: int | None = None) -> tuple[Floats, Bools]:
@@ -92,7 +92,7 @@ class VectorClusters:
             rest = slice(env + 1, env + self.group)
             ensemble.copy_lane(self.many, env, self.many, rest, 0, self.num_requests)
             self._done_at[rest], self._unit_s[rest] = self._done_at[env], self._unit_s[env]
-            self.lives[rest] += 1
+            self.episodes[rest] += 1
         return self.observation, self.mask
 
     def step(self, actions: Any) -> tuple[Floats, Bools, Floats, Bools, dict[str, Any]]:
@@ -179,7 +179,7 @@ class VectorClusters:
         many.fleets.known[env, : known.size] = known
         for array in (many.fleets.memory, many.router_memory, many.observation):
             array[env] = 0.0
-        self.lives[env] += 1
+        self.episodes[env] += 1
         many.num_replicas[env] = first
         many.pending[env] = many.unwoken[env] = many.num_active[env] = 0
 

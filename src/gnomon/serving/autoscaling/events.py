@@ -9,7 +9,7 @@ from gnomon.serving.engine.calendar import CONTROL_TICK, REPLICA_CHANGES, Calend
 
 
 @dataclass
-class Agenda:
+class FleetEvents:
     """Functions of the time at which they are called, and the lives of replicas that they belong to."""
 
     calendar: Calendar

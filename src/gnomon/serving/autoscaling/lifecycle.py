@@ -9,7 +9,7 @@ import numpy as np
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.autoscaling.evacuation import cut_link, freeze
-from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.events import FleetEvents
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import IS_ENDED, Traffic
 from gnomon.serving.scenario.autoscaling import FailureConfig, FleetConfig, StragglerConfig
@@ -72,13 +72,13 @@ class Troubles:
 
 
 @dataclass
-class Lives:
-    """Starts, drains, loses, repairs and slows replicas; what follows later is put on the agenda."""
+class Lifecycle:
+    """Starts, drains, loses, repairs and slows replicas; what follows later is put on the events."""
 
     config: FleetConfig
     replicas: Replicas
     traffic: Traffic
-    agenda: Agenda
+    events: FleetEvents
     seed: int
     cold_start_s: list[float]
     """[pool]: seconds from the start of a replica until it takes requests."""
@@ -106,20 +106,20 @@ class Lives:
             else:
                 freeze(self.traffic.cluster, self.replicas.members[i].ranks)
         for one in self.config.events:
-            self.agenda.at(one.at_s, self._given(one.what, one.replica, one.factor))
+            self.events.at(one.at_s, self._given(one.what, one.replica, one.factor))
 
     def start(self, i: int, now_s: float) -> None:
         """Begin a cold start, where the replica is off."""
         if self.replicas.state[i] != OFF:
             return
-        self.agenda.begin_life(i)
+        self.events.begin_life(i)
         self.replicas.change(now_s, i, STARTING)
         ready_s = now_s + self.cold_start_s[self.replicas.members[i].pool]
         if self.free:
             assert self.config.switch_s is not None
             self.free, self.switches, ready_s = self.free - 1, self.switches + 1, now_s + self.config.switch_s
             self.moving.add(i)
-        self.agenda.at(ready_s, self.agenda.in_life(i, self._ready))
+        self.events.at(ready_s, self.events.in_life(i, self._ready))
 
     def _ready(self, i: int, now_s: float) -> None:
         ranks = self.replicas.members[i].ranks
@@ -136,7 +136,7 @@ class Lives:
     def drain(self, i: int, now_s: float) -> None:
         """Let a replica finish what it has and leave; one that is starting leaves at once."""
         if self.replicas.state[i] == STARTING:
-            self.agenda.begin_life(i)
+            self.events.begin_life(i)
             self.replicas.change(now_s, i, OFF)
             self.free += i in self.moving
             self.moving.discard(i)
@@ -153,7 +153,7 @@ class Lives:
             # KV that it holds for others, or that is on its way here, is waited for, too.
             if not any(here[name].any() for name in ("num_outstanding", "num_coming", "num_held")):
                 ended = float(cluster.stage_free_s[ranks.start : ranks.stop].max())
-                self.agenda.begin_life(i)
+                self.events.begin_life(i)
                 self.replicas.change(min(max(self.replicas.since[i], ended), now_s), i, OFF)
                 self.free += self.config.switch_s is not None
                 freeze(cluster, ranks)
@@ -164,7 +164,7 @@ class Lives:
         state, failures = int(self.replicas.state[i]), self.config.failures
         if state in (OFF, DOWN):
             return
-        self.agenda.begin_life(i)
+        self.events.begin_life(i)
         self.moving.discard(i)
         self.failures += 1
         ranks = self.replicas.members[i].ranks
@@ -176,9 +176,9 @@ class Lives:
         self.replicas.change(now_s, i, DOWN)
         if state == UP:
             self.replicas.dead.add(i)
-        self.agenda.at(now_s + failures.detect_s, self.agenda.in_life(i, self._noticed))
+        self.events.at(now_s + failures.detect_s, self.events.in_life(i, self._noticed))
         if repair_s is not None:
-            self.agenda.at(now_s + failures.detect_s + repair_s, self.agenda.in_life(i, self.repair))
+            self.events.at(now_s + failures.detect_s + repair_s, self.events.in_life(i, self.repair))
 
     def _check_progress(self, now_s: float) -> None:
         """Requests wait, and replicas die before they give tokens, or end requests where tokens are lost: so it would
@@ -233,7 +233,7 @@ class Lives:
     def _watch(self, i: int) -> None:
         """Come back at the next trouble of a replica's place, in this life."""
         if (next_s := self.troubles[i].next_s) < math.inf:
-            self.agenda.at(next_s, self.agenda.in_life(i, self._meet))
+            self.events.at(next_s, self.events.in_life(i, self._meet))
 
     def _meet(self, i: int, now_s: float) -> None:
         one = self.troubles[i]

@@ -1,5 +1,5 @@
 """The manager of a fleet: asks the controller now and then, and lets replicas start and drain until as many as it wants
-are there. What happens to one replica is in `lives`, what happens to requests meanwhile in `traffic`."""
+are there. What happens to one replica is in `lifecycle`, what happens to requests meanwhile in `traffic`."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import asked, is_own, place_of, plain
 from gnomon.serving.autoscaling.controllers import ControllerSpec, View
-from gnomon.serving.autoscaling.events import Agenda
-from gnomon.serving.autoscaling.lifecycle import Lives
+from gnomon.serving.autoscaling.events import FleetEvents
+from gnomon.serving.autoscaling.lifecycle import Lifecycle
 from gnomon.serving.autoscaling.moving import Mover
 from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import DRAINING, OFF, STARTING, UP, Replicas
@@ -48,19 +48,19 @@ class Manager:
     """Whether a look at replicas that drain is planned."""
 
     def __post_init__(self) -> None:
-        self.agenda = Agenda(self.traffic.env.calendar)
+        self.events = FleetEvents(self.traffic.env.calendar)
         seen = (self.replicas, self.traffic, self.pools, self.met_slo, self.slo)
         self.observer = Observer(self.config.controller, self.spec, *seen)
         self.most = int(np.count_nonzero(self.replicas.state)) if self.config.switch_s is not None else None
-        self.lives = Lives(
-            self.config, self.replicas, self.traffic, self.agenda, self.seed,
+        self.lifecycle = Lifecycle(
+            self.config, self.replicas, self.traffic, self.events, self.seed,
             [pool.cold_start_s for pool in self.pools], self._reconcile,
         )  # fmt: skip
         moves = self.config.migration
-        self.mover = Mover(moves, self.replicas, self.traffic, self.agenda) if moves is not None else None
+        self.mover = Mover(moves, self.replicas, self.traffic, self.events) if moves is not None else None
         self.traffic.admit(0.0)
         if self.config.controller.interval_s < self.stop_s:
-            self.agenda.tick_at(self.config.controller.interval_s)
+            self.events.tick_at(self.config.controller.interval_s)
 
     @property
     def fleet(self) -> Fleet:
@@ -76,9 +76,9 @@ class Manager:
         """The loop has stopped at an event: let it happen. Every replica has been brought up to that moment."""
         book = self.env.calendar.book[0]
         now_s = float(book.time_s)
-        self.lives.notice_drained(now_s)
+        self.lifecycle.notice_drained(now_s)
         if book.kind != CONTROL_TICK and self.traffic.goes_on:
-            self.agenda.happen(int(book.subject), now_s)
+            self.events.happen(int(book.subject), now_s)
         elif book.kind == CONTROL_TICK and self._goes_on():
             self._tick(now_s)
         else:  # What else was planned for replicas matters to nobody.
@@ -106,7 +106,7 @@ class Manager:
         if self.most is not None:
             self._share(now_s)
         self.observer.take_samples(now_s)
-        self.agenda.tick_at(now_s + self.config.controller.interval_s)
+        self.events.tick_at(now_s + self.config.controller.interval_s)
 
     def _goes_on(self) -> bool:
         """Whether there will be anything to decide."""
@@ -138,10 +138,10 @@ class Manager:
 
         for number in sorted(range(len(self.pools)), key=lacks):
             self._reconcile(number, now_s)
-        self.lives.free = 0
+        self.lifecycle.free = 0
         if not self.looks and (self.replicas.state == DRAINING).any():
             self.looks = True
-            self.agenda.at(now_s + LOOK_S, self._looked)
+            self.events.at(now_s + LOOK_S, self._looked)
 
     def _looked(self, now_s: float) -> None:
         self.looks = False
@@ -153,11 +153,11 @@ class Manager:
         if self.most is not None:
             missing = min(missing, self.most - int(np.count_nonzero(self.replicas.state)))
         for i in self.replicas.of(pool, OFF)[: max(missing, 0)]:
-            self.lives.start(i, now_s)
+            self.lifecycle.start(i, now_s)
         starting = self.replicas.of(pool, STARTING)[::-1]
         up = sorted(self.replicas.of(pool, UP), key=lambda i: (self._outstanding(i), -i))
         for i in [*starting, *up][: max(-missing, 0)]:
-            self.lives.drain(i, now_s)
+            self.lifecycle.drain(i, now_s)
 
     def _outstanding(self, i: int) -> int:
         ranks = self.replicas.members[i].ranks

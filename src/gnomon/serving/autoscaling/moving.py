@@ -11,7 +11,7 @@ import numpy as np
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import asked, is_own, place_of
-from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.events import FleetEvents
 from gnomon.serving.autoscaling.migrations import MIGRATIONS, Guest, Host, View
 from gnomon.serving.autoscaling.replicas import DRAINING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
@@ -28,7 +28,7 @@ class Mover:
     config: MigrationConfig
     replicas: Replicas
     traffic: Traffic
-    agenda: Agenda
+    events: FleetEvents
     moved: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, request, replica it left for)."""
     copying: set[int] = field(default_factory=set)
@@ -37,7 +37,7 @@ class Mover:
         self.spec = MIGRATIONS.chosen(self.config)
         self.options = {**self.spec.options, **self.config.options}
         self.memory: list[dict[str, Any]] = [{} for _ in set(self.replicas.pool)]
-        self.agenda.at(self.config.interval_s, self._tick)
+        self.events.at(self.config.interval_s, self._tick)
 
     def _tick(self, now_s: float) -> None:
         if not self.traffic.goes_on:
@@ -46,7 +46,7 @@ class Mover:
             view = View(now_s, self._hosts(pool), self.options, memory)
             for guest, to in self._checked(view, asked(self.spec.choose, "migration policy", view)):
                 self._begin(guest, to, now_s)
-        self.agenda.at(now_s + self.config.interval_s, self._tick)
+        self.events.at(now_s + self.config.interval_s, self._tick)
 
     def _hosts(self, pool: int) -> tuple[Host, ...]:
         cluster, is_up = self.traffic.cluster, self.replicas.state == UP
@@ -94,7 +94,7 @@ class Mover:
         if not transfers.settings[PREFILLS_AGAIN]:
             slower = min(transfers.links.capacity[r], transfers.links.capacity[to])
             ready_s += transfers.settings[LATENCY_S] + copied * transfers.bytes_per_token[to] / slower
-        self.agenda.at(ready_s, lambda at_s: self._leave(guest.request, r, to, copied, at_s))
+        self.events.at(ready_s, lambda at_s: self._leave(guest.request, r, to, copied, at_s))
 
     def _leave(self, request_id: int, r: int, to: int, copied: int, now_s: float) -> None:
         self.copying.discard(request_id)

@@ -34,7 +34,7 @@ class Traffic:
     def __post_init__(self) -> None:
         self.can_prefill, self.can_decode = self.fleet.candidates, self.env.decode.candidates
         self.has_roles = bool(self.env.calendar.book[0].has_roles)
-        if self.env.followers.size:  # Calls of agents are not sent in their order.
+        if self.env.dependents.size:  # Calls of agents are not sent in their order.
             self.num_watched = self.cluster.requests.size
             self.watched = np.arange(self.num_watched)
 
@@ -110,7 +110,7 @@ class Traffic:
 
     def ended_since(self) -> Ints:
         """The requests that ended since the last call of this."""
-        if not self.env.followers.size:
+        if not self.env.dependents.size:
             sent = int(self.env.calendar.book[0].num_sent)
             self.watched = np.concatenate([self.watched, np.arange(self.num_watched, sent)])
             self.num_watched = sent
@@ -121,7 +121,7 @@ class Traffic:
     @property
     def under_way(self) -> slice:
         """All requests that have been sent and not ended are among these."""
-        if self.env.followers.size:
+        if self.env.dependents.size:
             return slice(0, None)
         first = int(self.watched[0]) if self.watched.size else self.num_watched
         return slice(first, int(self.env.calendar.book[0].num_sent))

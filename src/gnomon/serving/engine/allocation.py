@@ -45,7 +45,7 @@ def new_cluster(
         replicas=np.zeros(num_replicas, REPLICA).view(np.recarray),
         requests=np.zeros(num_requests, REQUEST).view(np.recarray),
         flights=np.zeros((num_replicas, max_stages), FLIGHT).view(np.recarray),
-        running=ints(num_replicas, max_running), stepping=ints(num_replicas, max_running, 3),
+        running=ints(num_replicas, max_running), grouped=ints(num_replicas, max_running, 3),
         growth=ints(num_replicas, block_size), flight_requests=ints(num_replicas, max_stages, max_in_batch),
         flight_tokens=ints(num_replicas, max_stages, max_in_batch), next_end_s=np.full(num_replicas, NEVER),
         soonest_s=np.full(-(-num_replicas // NEIGHBOURS), NEVER), stage_free_s=np.zeros((num_replicas, max_stages)),
@@ -77,7 +77,7 @@ def make_idle(records: Any) -> None:
 def settle(cluster: Cluster, r: int) -> None:
     """Bring the records of those that step together in replica `r`, which is about to be renewed, up to date."""
     state, requests = cluster.replicas[r], cluster.requests
-    members = cluster.stepping[r, : state.num_stepping, ID]
+    members = cluster.grouped[r, : state.num_grouped, ID]
     done = state.steps - requests.joined[members]
     requests.processed[members] += done
     requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])

@@ -11,7 +11,7 @@ from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import BUDGET, MOVING, NONE, NOT_ARRIVED, SHED
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import take_adapter, wait_in_line
-from gnomon.serving.features.dependent_calls import give_up_followers
+from gnomon.serving.features.dependent_calls import give_up_dependents
 from gnomon.serving.features.front_end import is_per_replica, leaves_replica_front_end
 from gnomon.serving.features.tiers import begin_load
 
@@ -131,7 +131,7 @@ def serve_instant(fleet: Fleet, engine: Engine, env: Environment, log: Log, firs
         if request.replica == NONE:
             if not passes_admission(fleet, engine, request_id, now):
                 if request.status == SHED:
-                    give_up_followers(cluster, env, request_id, now)
+                    give_up_dependents(cluster, env, request_id, now)
                 continue
             if book.is_plain != 0:
                 return first

@@ -1,4 +1,4 @@
-"""The verbs of batching policies: look at the queue, hold blocks, place requests into the batch, pre-empt.
+"""What batching policies do: look at the queue, hold blocks, place requests into the batch, pre-empt.
 
 Every verb keeps the books (free blocks, queue lengths, work left), so that a policy is only its decision. What it is
 asked for is checked where a user's own policy asks, and in plain Python for everybody.
@@ -231,7 +231,7 @@ def place(replica: Replica, r: int, tokens: int) -> None:
 def tokens_placed(replica: Replica) -> int:
     """Tokens of the batch so far."""
     state = replica.state
-    together = state.num_stepping if state.in_step != 0 else 0
+    together = state.num_grouped if state.in_step != 0 else 0
     tokens = together
     for i in range(together, state.batch_size):
         tokens += replica.batch_tokens[i]

@@ -40,7 +40,7 @@ REQUEST_ARRIVES = 20  # subject: the request
 REQUEST_SENT = 21  # subject: the request, which comes to the front end before the router
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number
-REPLICA_CHANGES = 101  # subject: the place in the agenda of a fleet
+REPLICA_CHANGES = 101  # subject: the place in the events of a fleet
 DEADLINE = 100  # subject: any number; the first client may give up (never where there are control ticks)
 
 # What the loop waits for when it has stopped: nothing, the replica of a request (a router in plain Python), or what

@@ -37,7 +37,7 @@ from gnomon.serving.engine.dispatch import choose, passes_admission
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, NOT_ARRIVED, SHED, Cluster
-from gnomon.serving.features.dependent_calls import enter_front_end, give_up_followers, send_next
+from gnomon.serving.features.dependent_calls import enter_front_end, give_up_dependents, send_next
 from gnomon.serving.features.front_end import is_before_router, is_per_replica
 from gnomon.serving.features.tiers import end_load, latency_s
 from gnomon.serving.features.tool_cache import expire, let_go_held, note_arrival
@@ -73,7 +73,7 @@ def _next_to_report(cluster: Cluster, calendar: Calendar, until: float) -> int:
 @feature
 def _let_go_for(cluster: Cluster, env: Environment, call: int, now: float) -> None:
     """The scheduler has got a call of an agent: what was held for it alone is held no longer."""
-    first, who = env.follower_first, env.followers
+    first, who = env.dependent_first, env.dependents
     note_arrival(cluster, env.tool_cache, env.calendar, first, who, call, now)
 
 
@@ -136,7 +136,7 @@ def _has_replica(fleet: Fleet, engine: Engine, env: Environment, request_id: int
         take_next(env.calendar)
         if request.status == SHED:
             send_next(fleet.cluster, env, now)
-            give_up_followers(fleet.cluster, env, request_id, now)
+            give_up_dependents(fleet.cluster, env, request_id, now)
         return False
     if book.is_plain != 0:
         book.wants, book.subject = A_REPLICA, request_id

@@ -8,7 +8,7 @@ from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.state import MOVING, NONE, REJECTED, Cluster, replica_view
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import leave_adapter, leave_line, next_in_line
-from gnomon.serving.features.dependent_calls import give_up_followers, send_followers, send_next
+from gnomon.serving.features.dependent_calls import give_up_dependents, send_dependents, send_next
 from gnomon.serving.features.handover import (
     begin_landing,
     free_held,
@@ -58,11 +58,11 @@ def take_reports(cluster: Cluster, env: Environment, group: int, now: float) -> 
                     _leave_adapter(cluster, env, r, request_id, now)
                 send_next(cluster, env, now + request.last_reply_s)
                 if request.status == REJECTED:
-                    give_up_followers(cluster, env, request_id, now)
+                    give_up_dependents(cluster, env, request_id, now)
                 else:
-                    first, who = env.follower_first, env.followers
+                    first, who = env.dependent_first, env.dependents
                     note_end(cluster, env.tool_cache, env.calendar, first, who, request_id, now)
-                    send_followers(cluster, env, request_id, now + request.last_reply_s)
+                    send_dependents(cluster, env, request_id, now + request.last_reply_s)
         if state.num_ready > 0:
             land_ready(cluster, env, r, now)
 
@@ -120,7 +120,7 @@ def _refuse(cluster: Cluster, env: Environment, r: int, now: float) -> None:
     replica.state.num_rejected += 1
     schedule(env.calendar, now, KV_LOST, request_id)
     send_next(cluster, env, now + request.last_reply_s)
-    give_up_followers(cluster, env, request_id, now)
+    give_up_dependents(cluster, env, request_id, now)
 
 
 @noinline

@@ -77,9 +77,9 @@ class Environment(NamedTuple):
     decode: RouterInputs  # What the decode router gets.
     decider: Floats  # The options of the decider.
     tiers: Tiers
-    follower_first: Ints
-    """[request + 1]: where the requests that wait for its end start among `followers`; size 0 where nobody waits."""
-    followers: Ints
+    dependent_first: Ints
+    """[request + 1]: where the requests that wait for its end start among `dependents`; size 0 where nobody waits."""
+    dependents: Ints
     parents_left: Ints  # [request]: how many of those that it waits for have not ended.
     adapters: Adapters
     tool_cache: ToolCache

@@ -42,12 +42,12 @@ def _is_in_range(replica: Replica) -> bool:
     state, requests = replica.state, replica.requests.size
     if not (0 <= state.batch_size <= replica.batch.size and 0 <= state.num_running <= replica.running.size):
         return False
-    if not 0 <= state.num_stepping <= replica.stepping.shape[0]:
+    if not 0 <= state.num_grouped <= replica.grouped.shape[0]:
         return False
     if state.num_waiting > 0 and not (0 <= state.first_waiting < requests and 0 <= state.last_waiting < requests):
         return False
     are_requests = True
-    for i in range(state.num_stepping if state.in_step != 0 else 0, state.batch_size):
+    for i in range(state.num_grouped if state.in_step != 0 else 0, state.batch_size):
         are_requests = are_requests and 0 <= replica.batch[i] < requests
     for i in range(state.num_running):
         are_requests = are_requests and 0 <= replica.running[i] < requests
@@ -62,9 +62,9 @@ def check_batch(cluster: Cluster, r: int) -> None:
     if not _is_in_range(replica):
         stop(cluster, OVERWRITTEN, r, NONE)
         # Nobody may follow these numbers on the way out.
-        state.batch_size, state.num_running, state.num_stepping, state.num_waiting = 0, 0, 0, 0
+        state.batch_size, state.num_running, state.num_grouped, state.num_waiting = 0, 0, 0, 0
         return
-    together = state.num_stepping if state.in_step != 0 else 0
+    together = state.num_grouped if state.in_step != 0 else 0
     for i in range(together, state.batch_size):
         request_id, tokens = replica.batch[i], replica.batch_tokens[i]
         request = replica.requests[request_id]
@@ -78,7 +78,7 @@ def check_batch(cluster: Cluster, r: int) -> None:
     for i in range(state.num_running):
         if replica.requests[replica.running[i]].status != RUNNING:
             stop(cluster, NOT_TAKEN_OUT, r, replica.running[i])
-    under_way = state.num_running + state.batch_size + state.num_stepping - together
+    under_way = state.num_running + state.batch_size + state.num_grouped - together
     for i in range(state.num_in_flight):
         under_way += cluster.flights[r, ring_position(cluster, r, i)].num_requests
     if state.num_waiting + state.num_deferred + under_way != state.num_outstanding:

@@ -21,7 +21,7 @@ def may_fast_forward(cluster: Cluster, log: Log, r: int) -> bool:
     """Whether the next thing that happens in replica `r` is one more token for those that step together, and nothing
     else: nobody is done, nobody waits, there is memory, and the policy has said that it would do nothing else."""
     state = cluster.replicas[r]
-    if state.steppable != 2 or state.num_waiting > 0 or state.num_running > 0 or state.num_stepping == 0:
+    if state.steppable != 2 or state.num_waiting > 0 or state.num_running > 0 or state.num_grouped == 0:
         return False
     if state.num_deferred > 0:
         return False
@@ -30,9 +30,9 @@ def may_fast_forward(cluster: Cluster, log: Log, r: int) -> bool:
     is_simple = state.group_size == 1 and cluster.flights.shape[1] == 1 and state.num_speculative == 0
     is_plain = state.checked == 0 and cluster.recorded_first.size == 0 and log.members.shape[0] == 0
     flight = cluster.flights[r, 0]
-    if not (is_simple and is_plain) or flight.num_stepping != flight.num_requests:
+    if not (is_simple and is_plain) or flight.num_grouped != flight.num_requests:
         return False
-    fits = state.num_stepping <= min(state.max_in_batch, state.max_batch_tokens)
+    fits = state.num_grouped <= min(state.max_in_batch, state.max_batch_tokens)
     return fits and cluster.growth[r, (state.steps + 1) % state.block_size] + 1 <= state.free_blocks
 
 
@@ -67,7 +67,7 @@ def _shape(count: int, kv: int, longest: int) -> Shape:
 
 @inlined
 def _constants(tables: IterationTables, state: Any, pace: float) -> Constants:
-    count, row = state.num_stepping, state.row
+    count, row = state.num_grouped, state.row
     exposed_s, least_s = host_times(tables, row, _shape(count, state.step_kv, state.step_kv_max), pace)
     work, measured = tables.work[row], tables.measured[row]
     return Constants(
@@ -85,7 +85,7 @@ def fast_forward(cluster: Cluster, tables: IterationTables, log: Log, r: int, un
     if tables.host_pace.size > 0:  # The host's pace holds for one window: stop at its end, and look it up again.
         until = min(until, (np.floor(flight.end_s / WINDOW_S) + 1.0) * WINDOW_S)
     pace = host_pace(tables, r, flight.end_s)
-    constants, count, block_size = _constants(tables, state, pace), state.num_stepping, state.block_size
+    constants, count, block_size = _constants(tables, state, pace), state.num_grouped, state.block_size
     steps, last_step, step_kv, longest = state.steps, state.next_finish - 1, state.step_kv, state.step_kv_max
     last_s, end_s, gpu_s, reported_free, near = state.last_step_s, flight.end_s, 0.0, 0, (0, 0)
     shape = _shape(count, step_kv, longest)
@@ -160,9 +160,9 @@ def _hand_back(cluster: Cluster, r: int, sums: Sums, steps: int, last_s: float, 
     made = steps - state.steps
     state.num_iterations, state.busy_s, state.kv_block_s = sums.iterations, sums.busy_s, sums.kv_block_s
     state.flops, state.bytes, state.num_beyond_measured = sums.flops, sums.bytes, sums.beyond_measured
-    state.tokens_computed += made * state.num_stepping
-    state.decode_left -= made * state.num_stepping
-    state.num_produced += made * state.num_stepping
+    state.tokens_computed += made * state.num_grouped
+    state.decode_left -= made * state.num_grouped
+    state.num_produced += made * state.num_grouped
     state.steps, state.last_step_s, state.now_s = steps, last_s, last_s
     state.reported_waiting = state.formed_waiting if made == 1 else 0
     state.formed_waiting = 0

@@ -17,7 +17,7 @@ from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, Replica
 
 NEVER_STEP = 1 << 62
 
-# Columns of `replica.stepping`: the request, the step after which it is done, and its length less the steps so far.
+# Columns of `replica.grouped`: the request, the step after which it is done, and its length less the steps so far.
 ID, DUE, LENGTH = range(3)
 
 
@@ -28,15 +28,15 @@ def join(replica: Replica, r: int) -> None:
     request.joined = state.steps
     request.status = IN_FLIGHT
     due = state.steps + request.total_tokens - request.processed  # One token a step: known now, never touched again.
-    replica.stepping[state.num_stepping, ID] = r
-    replica.stepping[state.num_stepping, DUE] = due
+    replica.grouped[state.num_grouped, ID] = r
+    replica.grouped[state.num_grouped, DUE] = due
     # Less the clock, a length never changes: the longest can be found again without asking the requests.
-    replica.stepping[state.num_stepping, LENGTH] = request.processed - state.steps
-    state.num_stepping += 1
+    replica.grouped[state.num_grouped, LENGTH] = request.processed - state.steps
+    state.num_grouped += 1
     state.step_kv += request.processed
     state.step_kv_max = max(state.step_kv_max, request.processed)
     state.next_finish = min(state.next_finish, due)
-    state.last_admitted_stepping = max(state.last_admitted_stepping, request.admission)
+    state.last_admitted_grouped = max(state.last_admitted_grouped, request.admission)
     if request.last_token_s != state.last_step_s:
         state.num_off_beat += 1
     if request.num_blocks * state.block_size < request.total_tokens:
@@ -69,17 +69,17 @@ def place_together(replica: Replica) -> int:
     return to the running list.
     """
     state = replica.state
-    if state.num_stepping == 0:
+    if state.num_grouped == 0:
         return 0
     needed = replica.growth[state.steps % state.block_size]
     # One block more than needed: policies want a free one at hand for the last decode, too.
-    if needed + 1 > state.free_blocks or state.num_stepping > min(state.max_in_batch, state.max_batch_tokens):
+    if needed + 1 > state.free_blocks or state.num_grouped > min(state.max_in_batch, state.max_batch_tokens):
         dissolve(replica, 0)
         return 0
     grow(replica, needed)
     state.in_step = 1
-    state.batch_size = state.num_stepping
-    return state.num_stepping
+    state.batch_size = state.num_grouped
+    return state.num_grouped
 
 
 @inlined
@@ -124,11 +124,11 @@ def _settle(replica: Replica, r: int) -> None:
 @inlined
 def dissolve(replica: Replica, position: int) -> None:
     """Put all members back into the running list at `position`."""
-    state, running, count = replica.state, replica.running, replica.state.num_stepping
+    state, running, count = replica.state, replica.running, replica.state.num_grouped
     for i in range(state.num_running - 1, position - 1, -1):
         running[i + count] = running[i]
     for i in range(count):
-        r = replica.stepping[i, ID]
+        r = replica.grouped[i, ID]
         _settle(replica, r)
         replica.requests[r].status = RUNNING
         running[position + i] = r
@@ -139,12 +139,12 @@ def dissolve(replica: Replica, position: int) -> None:
 @inlined
 def _forget_all(replica: Replica) -> None:
     state = replica.state
-    state.num_stepping = 0
+    state.num_grouped = 0
     state.step_kv = 0
     state.step_kv_max = 0
     state.num_off_beat = 0
     state.next_finish = NEVER_STEP
-    state.last_admitted_stepping = 0
+    state.last_admitted_grouped = 0
     for i in range(state.block_size):
         replica.growth[i] = 0
 
@@ -156,14 +156,14 @@ def end_step(replica: Replica, log: Log, now: float) -> int:
     if state.num_off_beat > 0:
         _log_each_gap(replica, log, now)
     else:
-        log_gap(log, now - state.last_step_s, state.num_stepping)
+        log_gap(log, now - state.last_step_s, state.num_grouped)
     state.steps += 1
     state.stalled = 0
     state.in_step = 0
-    state.step_kv += state.num_stepping
+    state.step_kv += state.num_grouped
     state.step_kv_max += 1
-    state.decode_left -= state.num_stepping
-    state.num_produced += state.num_stepping
+    state.decode_left -= state.num_grouped
+    state.num_produced += state.num_grouped
     state.last_step_s = now
     state.num_off_beat = 0
     return _finish_due(replica, now) if state.steps >= state.next_finish else 0
@@ -173,8 +173,8 @@ def end_step(replica: Replica, log: Log, now: float) -> int:
 def _log_each_gap(replica: Replica, log: Log, now: float) -> None:
     """Some members' last token came at another moment: those that joined since the last step."""
     state = replica.state
-    for i in range(state.num_stepping):
-        request = replica.requests[replica.stepping[i, ID]]
+    for i in range(state.num_grouped):
+        request = replica.requests[replica.grouped[i, ID]]
         last = request.last_token_s if request.joined == state.steps else state.last_step_s
         log_gap(log, now - last, 1)
 
@@ -183,9 +183,9 @@ def _log_each_gap(replica: Replica, log: Log, now: float) -> None:
 def _finish_due(replica: Replica, now: float) -> int:
     """Finish the members that have all their tokens; the others keep their order. Returns how many they are; their ids
     are written where the batch is formed, which has no need of the ids of members."""
-    state, members = replica.state, replica.stepping
+    state, members = replica.state, replica.grouped
     kept, next_finish, longest = 0, NEVER_STEP, -NEVER_STEP
-    count = state.num_stepping
+    count = state.num_grouped
     for i in range(count):
         due, length = members[i, DUE], members[i, LENGTH]
         if due <= state.steps:
@@ -198,7 +198,7 @@ def _finish_due(replica: Replica, now: float) -> int:
         kept += 1
         next_finish = min(next_finish, due)
         longest = max(longest, length)
-    state.num_stepping = kept
+    state.num_grouped = kept
     state.next_finish = next_finish
     state.step_kv_max = longest + state.steps if kept > 0 else 0  # `longest` is less the clock.
     return count - kept

@@ -67,7 +67,7 @@ class Guard:
         replicas, requests = self.cluster.replicas, self.cluster.requests
         ended = int(np.count_nonzero((requests.status == FINISHED) | (requests.status == REJECTED)))
         books = (
-            "num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+            "num_waiting", "num_running", "num_grouped", "num_in_flight", "num_holding", "num_outstanding",
             "num_held", "num_moving", "num_coming", "num_landing", "num_ready", "num_reported", "num_deferred",
         )  # fmt: skip
         wrong = [name for name in books if replicas[name].any()]
@@ -89,8 +89,8 @@ class Guard:
         if not self._own:
             return AssertionError(f"the engine {what}")
         function, kind = self._own[0]
-        verbs = "Change requests and blocks only with the verbs of gnomon.serving.engine.batch_operations."
-        fix = verbs if kind == "batching policy" else "Look at the replicas, and write to fleet.memory alone."
+        through = "Change requests and blocks only with the batch operations of gnomon.extend."
+        fix = through if kind == "batching policy" else "Look at the replicas, and write to fleet.memory alone."
         return ConfigError(f"the {kind} {plain(function).__name__} {what}", where=place_of(function), fix=fix)
 
     @property

@@ -36,7 +36,7 @@ def note_soonest(cluster: Cluster, group: int) -> None:
 def _shape(replica: Replica) -> Shape:
     """What the batch just formed contains, as far as its time depends on it."""
     state = replica.state
-    together = state.num_stepping if state.in_step != 0 else 0
+    together = state.num_grouped if state.in_step != 0 else 0
     tokens, decodes = together, together
     decode_kv = float(state.step_kv) if together > 0 else 0.0
     longest = float(state.step_kv_max) if together > 0 else 0.0
@@ -148,7 +148,7 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     """Put the batch among those in flight."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
     flight.num_requests = state.batch_size
-    flight.num_stepping = state.num_stepping if state.in_step != 0 else 0
+    flight.num_grouped = state.num_grouped if state.in_step != 0 else 0
     start_s, row = cluster.stage_start_s[r, position, 0], state.row
     busy_s, used = cluster.stage_end_s[r, position, 0] - start_s, state.num_blocks - state.free_blocks
     weight_bytes = weight_bytes_of(tables, row, shape.tokens)

@@ -156,7 +156,7 @@ def _log_chunks(cluster: Cluster, log: Log, r: int, position: int) -> None:
     """Write the prompts' parts in the batch at `position`. Its end was handled: a request that still prefills has
     processed no more than its prefill, one whose prefill has just ended one token more."""
     flight = cluster.flights[r, position]
-    for i in range(flight.num_stepping, flight.num_requests):
+    for i in range(flight.num_grouped, flight.num_requests):
         request_id = cluster.flight_requests[r, position, i]
         request = cluster.requests[request_id]
         if request.processed > request.prefill_tokens + 1:

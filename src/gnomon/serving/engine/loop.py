@@ -116,7 +116,7 @@ def _write_messages(cluster: Cluster, r: int, position: int) -> None:
     in `stream_interval` tokens of those that decode."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
     messages = flight.decodes / state.stream_interval
-    for i in range(flight.num_stepping, flight.num_requests):
+    for i in range(flight.num_grouped, flight.num_requests):
         request = cluster.requests[cluster.flight_requests[r, position, i]]
         if request.processed + cluster.flight_tokens[r, position, i] == request.prefill_tokens:
             messages += 1.0
@@ -146,17 +146,17 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
         breakdown.end_batch(cluster, r, position)
     if state.message_s > 0.0:
         _write_messages(cluster, r, position)
-    if flight.num_stepping > 0:
+    if flight.num_grouped > 0:
         num_done = decode_group.end_step(replica, log, flight.end_s)
         if is_explained:
             breakdown.leave_done(cluster, replica, r, num_done)
-    elif state.num_stepping == 0:
+    elif state.num_grouped == 0:
         state.last_step_s = flight.end_s
-    if not may_step and state.num_stepping > 0:
+    if not may_step and state.num_grouped > 0:
         if is_explained:
-            breakdown.leave_all(cluster, r, state.num_stepping)
+            breakdown.leave_all(cluster, r, state.num_grouped)
         decode_group.dissolve(replica, state.num_running)
-    for i in range(flight.num_stepping, flight.num_requests):
+    for i in range(flight.num_grouped, flight.num_requests):
         request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
         if cluster.requests[request_id].status == FINISHED:  # A token too many.
             continue
@@ -185,10 +185,10 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
     state.batch_size = 0
     state.in_step = 0
     state.answered = 0
-    num_stepping = state.num_stepping
+    num_grouped = state.num_grouped
     policies[state.policy](replica)
-    if cluster.breakdown.size > 0 and state.num_stepping < num_stepping:
-        breakdown.leave_all(cluster, r, num_stepping)
+    if cluster.breakdown.size > 0 and state.num_grouped < num_grouped:
+        breakdown.leave_all(cluster, r, num_grouped)
     if state.answered == 0:
         contract.stop(cluster, contract.POLICY_RAISED, r, NONE)
     elif state.checked != 0:

@@ -173,7 +173,7 @@ _STATE = [
     ("stalled", np.int64),  # iterations since a token was produced or a request came or went
     ("stall_limit", np.int64),  # more of them are a sign that it runs for ever
     # Decodes that step together.
-    ("num_stepping", np.int64),
+    ("num_grouped", np.int64),
     ("steps", np.int64),
     ("in_step", np.int64),  # they are part of the batch being formed or in flight
     ("step_kv", np.int64),  # sum and maximum of their lengths
@@ -181,7 +181,7 @@ _STATE = [
     ("next_finish", np.int64),  # the step after which the first of them is done
     ("last_step_s", np.float64),
     ("num_off_beat", np.int64),  # those whose last token came at another moment
-    ("last_admitted_stepping", np.int64),  # at least the largest `admission` among them
+    ("last_admitted_grouped", np.int64),  # at least the largest `admission` among them
     ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
     # The rest.
     ("writer_free_s", np.float64),  # when all messages so far are written
@@ -232,7 +232,7 @@ FLIGHT = np.dtype(
     [
         ("number", np.int64),  # of the replica's batches, from 1
         ("num_requests", np.int64),
-        ("num_stepping", np.int64),  # of them, those that step together: the first entries, not written out
+        ("num_grouped", np.int64),  # of them, those that step together: the first entries, not written out
         ("start_s", np.float64),
         ("end_s", np.float64),
         ("tokens", np.int64),
@@ -257,7 +257,7 @@ class Replica(NamedTuple):
     state: Any  # One `REPLICA` record.
     requests: Any  # All requests of the simulation (`REQUEST` records); policies index it with the ids below.
     running: Ints  # Requests that hold blocks and are not in flight; the first `state.num_running` entries count.
-    stepping: Ints  # [member, column]: requests whose decodes step together (see `gnomon.serving.engine.decode_group`).
+    grouped: Ints  # [member, column]: requests whose decodes step together (see `gnomon.serving.engine.decode_group`).
     growth: Ints  # How many of them need one more block at each step, modulo the block size.
     batch: Ints
     """The batch being formed: its first `state.batch_size` entries are request ids (but for those that step
@@ -293,7 +293,7 @@ class Cluster(NamedTuple):
     requests: Any
     flights: Any  # [replica, ring position] `FLIGHT` records.
     running: Ints
-    stepping: Ints
+    grouped: Ints
     growth: Ints
     flight_requests: Ints  # [replica, ring position, place in the batch]
     flight_tokens: Ints
@@ -349,7 +349,7 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
     state = cluster.replicas[r]
     position = ring_position(cluster, r, state.num_in_flight)
     view = Replica(
-        state, cluster.requests, cluster.running[r], cluster.stepping[r], cluster.growth[r],
+        state, cluster.requests, cluster.running[r], cluster.grouped[r], cluster.growth[r],
         cluster.flight_requests[r, position], cluster.flight_tokens[r, position], cluster.parameters[r],
         cluster.policy_memory[r], cluster.policy_memory[state.group_first], cluster.block_key[r],
         cluster.block_users[r], cluster.newer[r], cluster.older[r], cluster.slot_key[r], cluster.slot_block[r],

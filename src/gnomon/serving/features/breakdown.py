@@ -159,7 +159,7 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
     divide(cluster, tables, r, position, shape, group_tokens, clock[REFERENCE_ROW], clock[REFERENCE_STAGES])
     now_ns = nanoseconds(state.now_s)
     slowed = cluster.flight_ns[r, position, iteration_breakdown.PREFILLS] * shape.decodes
-    for i in range(flight.num_stepping, flight.num_requests):
+    for i in range(flight.num_grouped, flight.num_requests):
         request_id = cluster.flight_requests[r, position, i]
         request, entry = cluster.requests[request_id], cluster.breakdown[request_id]
         phase = int(request.first_token_s >= 0.0)
@@ -228,8 +228,8 @@ def end_batch(cluster: Cluster, r: int, position: int) -> None:
     state, flight, clock = cluster.replicas[r], cluster.flights[r, position], cluster.clocks[r]
     start_ns, end_ns = nanoseconds(flight.start_s), nanoseconds(flight.end_s)
     only_prefills = flight.decodes == 0 and flight.prefill_tokens > 0
-    if state.num_stepping > 0:
-        if flight.num_stepping > 0:
+    if state.num_grouped > 0:
+        if flight.num_grouped > 0:
             clock[DECODE_TURN] += start_ns - clock[DECODED_UNTIL]
             columns = cluster.flight_ns[r, position]
             for i in range(NUM_COLUMNS):
@@ -248,7 +248,7 @@ def pass_steps(cluster: Cluster, r: int, steps: int, until_s: float, host_ns: in
     clock, until_ns = cluster.clocks[r], nanoseconds(until_s)
     floors = cluster.floor_ns[clock[REFERENCE_ROW]]
     alone_ns = floors[1] * steps
-    batch_ns = floors[cluster.replicas[r].num_stepping] * steps - alone_ns
+    batch_ns = floors[cluster.replicas[r].num_grouped] * steps - alone_ns
     clock[DECODE_ALONE] += alone_ns
     clock[DECODE_BATCH] += batch_ns
     clock[HOST] += host_ns
@@ -295,7 +295,7 @@ def leave_done(cluster: Cluster, replica: Replica, r: int, count: int) -> None:
 def leave_all(cluster: Cluster, r: int, count: int) -> None:
     """The first `count` that stepped together are no longer one."""
     for i in range(count):
-        _leave(cluster, r, cluster.stepping[r, i, ID], cluster.replicas[r].steps)
+        _leave(cluster, r, cluster.grouped[r, i, ID], cluster.replicas[r].steps)
 
 
 @inlined

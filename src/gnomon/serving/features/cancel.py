@@ -35,7 +35,7 @@ def cancel(cluster: Cluster, request_id: int, now_s: float) -> bool:
 def end_early(cluster: Cluster, replica: Replica, r: int) -> None:
     """Cut a request in flight down to what is being computed."""
     replica.requests[r].held_counts = 0  # It goes nowhere.
-    if r in replica.stepping[: replica.state.num_stepping, decode_group.ID]:
+    if r in replica.grouped[: replica.state.num_grouped, decode_group.ID]:
         _end_with_step(replica, r)
     else:
         _end_with_batch(cluster, replica, r)
@@ -96,8 +96,8 @@ def _end_with_step(replica: Replica, r: int) -> None:
     request.total_tokens = total
     if grows and request.num_blocks * state.block_size >= total:  # It is counted for a block that it never needs.
         replica.growth[decode_group._growth_class(replica, r, request.joined)] -= 1
-    member = int(np.flatnonzero(replica.stepping[: state.num_stepping, decode_group.ID] == r)[0])
-    replica.stepping[member, decode_group.DUE] = min(replica.stepping[member, decode_group.DUE], state.steps + 1)
+    member = int(np.flatnonzero(replica.grouped[: state.num_grouped, decode_group.ID] == r)[0])
+    replica.grouped[member, decode_group.DUE] = min(replica.grouped[member, decode_group.DUE], state.steps + 1)
     state.next_finish = min(state.next_finish, state.steps + 1)
 
 

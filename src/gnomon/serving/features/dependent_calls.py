@@ -11,8 +11,8 @@ from gnomon.serving.features.front_end import is_before_router, leaves_front_end
 from gnomon.workload import Requests
 
 
-def followers_of(requests: Requests) -> tuple[Ints, Ints, Ints]:
-    """Where each request's followers start, the followers, and how many each of them waits for; empty for nobody."""
+def dependents_of(requests: Requests) -> tuple[Ints, Ints, Ints]:
+    """Where each request's dependents start, the dependents, and how many each of them waits for; empty for nobody."""
     if not len(requests.parents):
         return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     waiting = np.diff(requests.parent_offsets)
@@ -61,36 +61,36 @@ def send_next(cluster: Cluster, env: Environment, ended_s: float) -> None:
 
 
 @feature
-def send_followers(cluster: Cluster, env: Environment, request_id: int, ended_s: float) -> None:
+def send_dependents(cluster: Cluster, env: Environment, request_id: int, ended_s: float) -> None:
     """A call of an agent has ended: those that waited for it, and for no other any more, are sent when their tool is
     done."""
-    if env.follower_first.size == 0:
+    if env.dependent_first.size == 0:
         return
-    for i in range(env.follower_first[request_id], env.follower_first[request_id + 1]):
-        follower = env.followers[i]
-        env.parents_left[follower] -= 1
-        if env.parents_left[follower] == 0 and cluster.requests[follower].status == NOT_ARRIVED:
-            _send(cluster, env, follower, ended_s + env.think_s[follower])
+    for i in range(env.dependent_first[request_id], env.dependent_first[request_id + 1]):
+        dependent = env.dependents[i]
+        env.parents_left[dependent] -= 1
+        if env.parents_left[dependent] == 0 and cluster.requests[dependent].status == NOT_ARRIVED:
+            _send(cluster, env, dependent, ended_s + env.think_s[dependent])
 
 
 @feature
-def give_up_followers(cluster: Cluster, env: Environment, request_id: int, now: float) -> None:
+def give_up_dependents(cluster: Cluster, env: Environment, request_id: int, now: float) -> None:
     """A call of an agent was refused: its session ends there. All calls that would have followed count as turned
     away."""
-    if env.follower_first.size == 0:
+    if env.dependent_first.size == 0:
         return
     requests = cluster.requests
     requests[request_id].next_waiting = NONE
     one, last = request_id, request_id
     while one != NONE:  # A list of calls that are given up, each followed by those that wait for it.
-        for i in range(env.follower_first[one], env.follower_first[one + 1]):
-            follower = env.followers[i]
-            if requests[follower].status == NOT_ARRIVED:
-                requests[follower].status = SHED
-                requests[follower].arrival_s = now
-                requests[follower].finished_s = now
-                requests[follower].next_waiting = NONE
-                requests[last].next_waiting = follower
-                last = follower
+        for i in range(env.dependent_first[one], env.dependent_first[one + 1]):
+            dependent = env.dependents[i]
+            if requests[dependent].status == NOT_ARRIVED:
+                requests[dependent].status = SHED
+                requests[dependent].arrival_s = now
+                requests[dependent].finished_s = now
+                requests[dependent].next_waiting = NONE
+                requests[last].next_waiting = dependent
+                last = dependent
                 cluster.control[NUM_SHED] += 1
         one = requests[one].next_waiting

@@ -54,8 +54,9 @@ def open_tool_cache(config: ToolCacheConfig, requests: Requests, cluster: Cluste
 
 @feature
 def note_end(
-    cluster: Cluster, cache: ToolCache, calendar: Calendar, follower_first: Ints, followers: Ints, call: int, now: float
-) -> None:
+    cluster: Cluster, cache: ToolCache, calendar: Calendar, dependent_first: Ints, dependents: Ints, call: int,
+    now: float,
+) -> None:  # fmt: skip
     """A call has ended: its blocks are held for those that wait for it, and will expire."""
     if cache.settings.size == 0:
         return
@@ -70,7 +71,7 @@ def note_end(
         count += 1
     if count > 0 and cache.settings[EXPIRE_S] > 0.0:
         schedule(calendar, now + cache.settings[EXPIRE_S], CACHE_EXPIRES, call)
-    if count == 0 or cache.settings[KEEP_S] == 0.0 or not _is_waited_for(cluster, follower_first, followers, call):
+    if count == 0 or cache.settings[KEEP_S] == 0.0 or not _is_waited_for(cluster, dependent_first, dependents, call):
         return
     for position in range(count):
         prefix_cache.share(replica, prefix_cache.find(replica, prefix_cache.key_of(replica, call, position)))
@@ -82,24 +83,25 @@ def note_end(
 
 
 @noinline
-def _is_waited_for(cluster: Cluster, follower_first: Ints, followers: Ints, call: int) -> bool:
+def _is_waited_for(cluster: Cluster, dependent_first: Ints, dependents: Ints, call: int) -> bool:
     """Whether a request that waits for this call has not arrived."""
-    for i in range(follower_first[call], follower_first[call + 1]):
-        if cluster.requests[followers[i]].status == NOT_ARRIVED:
+    for i in range(dependent_first[call], dependent_first[call + 1]):
+        if cluster.requests[dependents[i]].status == NOT_ARRIVED:
             return True
     return False
 
 
 @feature
 def note_arrival(
-    cluster: Cluster, cache: ToolCache, calendar: Calendar, follower_first: Ints, followers: Ints, call: int, now: float
-) -> None:
+    cluster: Cluster, cache: ToolCache, calendar: Calendar, dependent_first: Ints, dependents: Ints, call: int,
+    now: float,
+) -> None:  # fmt: skip
     """A call has arrived: what was held for it alone need not be held any longer."""
     if cache.settings.size == 0:
         return
     for i in range(cache.parent_first[call], cache.parent_first[call + 1]):
         parent = cache.parents[i]
-        if cache.held[parent] > 0 and not _is_waited_for(cluster, follower_first, followers, parent):
+        if cache.held[parent] > 0 and not _is_waited_for(cluster, dependent_first, dependents, parent):
             schedule(calendar, now, KV_LET_GO, parent)
 
 

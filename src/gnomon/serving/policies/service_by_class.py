@@ -65,8 +65,8 @@ def charge_outputs(replica: Replica) -> None:
     for i in range(replica.state.num_running):
         r = replica.running[i]
         _charge(replica, r, replica.requests[r].processed)
-    for i in range(replica.state.num_stepping):
-        r = replica.stepping[i, ID]
+    for i in range(replica.state.num_grouped):
+        r = replica.grouped[i, ID]
         request = replica.requests[r]
         _charge(replica, r, request.processed + replica.state.steps - request.joined)
 

@@ -77,7 +77,7 @@ def _receive(replica: Replica) -> None:
     state, memory = replica.state, replica.memory
     if memory[_RATIO] == 0.0 or (state.num_waiting > 0 and _was_idle(replica)):
         memory[_RATIO] = _FIRST_RATIO
-    is_idle = state.num_running + state.num_stepping == 0
+    is_idle = state.num_running + state.num_grouped == 0
     if is_idle or memory[_SINCE_LOOK] >= replica.parameters[_RECEIVE_INTERVAL]:
         memory[_RECEIVED] = state.num_waiting
         memory[_SINCE_LOOK] = 0
@@ -105,8 +105,8 @@ def _place_prefills(replica: Replica) -> None:
     most = int(replica.parameters[_MAX_PREFILL])
     kept = 0
     spare = float(state.free_blocks * state.block_size)
-    for i in range(state.num_stepping):
-        spare -= memory[_RATIO] * _output_left(replica, replica.stepping[i, ID])
+    for i in range(state.num_grouped):
+        spare -= memory[_RATIO] * _output_left(replica, replica.grouped[i, ID])
     for i in range(state.num_running):
         r = running[i]
         if is_decoding(replica, r):

@@ -166,7 +166,7 @@ def trtllm(replica: Replica) -> None:
     state.steppable = 1
     nobody_paused = continue_running(replica, False)
     used = tokens_placed(replica)
-    decodes = state.num_stepping if state.in_step != 0 else 0
+    decodes = state.num_grouped if state.in_step != 0 else 0
     for i in range(decodes, state.batch_size):
         decodes += 1 if is_decoding(replica, replica.batch[i]) else 0
     count, prompts = _prompts_that_fit(replica, state.max_batch_tokens - used) if nobody_paused else (0, 0)

@@ -42,12 +42,12 @@ def _must_take_turns(replica: Replica) -> bool:
     """Whether a running request that was admitted before some of those that step together could leave one of them
     without tokens or blocks: a long prompt in small chunks, overtaken by a short one."""
     state, is_older = replica.state, False
-    if state.num_running == 0 or state.num_stepping == 0:
+    if state.num_running == 0 or state.num_grouped == 0:
         return False
-    tokens, blocks = state.num_stepping, 1 + replica.growth[state.steps % state.block_size]
+    tokens, blocks = state.num_grouped, 1 + replica.growth[state.steps % state.block_size]
     for i in range(state.num_running):
         r = replica.running[i]
-        is_older = is_older or replica.requests[r].admission < state.last_admitted_stepping
+        is_older = is_older or replica.requests[r].admission < state.last_admitted_grouped
         wanted = _tokens_wanted(replica, r)
         tokens += wanted
         blocks += blocks_missing(replica, r, computed(replica, r) + wanted)

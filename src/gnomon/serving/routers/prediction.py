@@ -64,13 +64,13 @@ def under_way(cluster: Cluster, r: int, ids: Ints) -> int:
     """Write the requests of replica `r` that it runs into `ids`; returns how many. The token too many of one that has
     ended (`features.overlap`) is not one."""
     state, count = cluster.replicas[r], 0
-    for i in range(state.num_stepping):
-        ids[count] = cluster.stepping[r, i, ID]
+    for i in range(state.num_grouped):
+        ids[count] = cluster.grouped[r, i, ID]
         count += 1
     for k in range(state.num_in_flight):
         position = ring_position(cluster, r, k)
         flight = cluster.flights[r, position]
-        for i in range(flight.num_stepping, flight.num_requests):
+        for i in range(flight.num_grouped, flight.num_requests):
             member = cluster.flight_requests[r, position, i]
             if cluster.requests[member].status != FINISHED:
                 ids[count] = member

@@ -26,7 +26,7 @@ from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
 from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, Cluster
 from gnomon.serving.features.adapters import Adapters
-from gnomon.serving.features.dependent_calls import followers_of, send_first
+from gnomon.serving.features.dependent_calls import dependents_of, send_first
 from gnomon.serving.features.front_end import as_client_sees, open_front_end
 from gnomon.serving.features.tiers import Tiers
 from gnomon.serving.features.tool_cache import open_tool_cache
@@ -222,7 +222,7 @@ def open_cluster(
         else inputs,
         option_values(scenario.disaggregation.decider, decide),
         open_tiers(scenario, model, pools, cluster, calendar, transfers, requests),
-        *followers_of(requests),
+        *dependents_of(requests),
         open_adapters(scenario.lora, model, requests, num_replicas),
         open_tool_cache(scenario.tool_cache, requests, cluster),
     )

@@ -134,11 +134,11 @@ def _register_comparison(app: Dash) -> None:
         return policy if policy in api.POLICIES.names() else no_update
 
 
-Asked = tuple[api.Posttrain, tuple[str, ...] | int, bool]
+Query = tuple[api.Posttrain, tuple[str, ...] | int, bool]
 """A configuration with policies, or with the most lag of a plan; and whether with the oracle."""
 
 
-def asked(values: dict[str, Any]) -> Asked:
+def asked(values: dict[str, Any]) -> Query:
     if values["question"] == PLAN:
         return config_of(values), int(values["lag"]), False
     if not values["policies"]:
@@ -153,7 +153,7 @@ def _compared(config: api.Posttrain) -> api.Posttrain:
     return config.model_copy(update={"policy": type(config.policy)()})
 
 
-def run_comparison(asked: Asked, report: jobs.Report) -> api.PolicyComparison | api.PosttrainPlan:
+def run_comparison(asked: Query, report: jobs.Report) -> api.PolicyComparison | api.PosttrainPlan:
     """The job: every policy on the same lengths, or a plan."""
     config, names, with_oracle = asked
 

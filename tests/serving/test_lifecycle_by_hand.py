@@ -1,5 +1,5 @@
-"""Lives of replicas, step by step on small arrays: starts, drains, deaths, repairs, slow spells; what a manager does at
-a tick, and what is lost with a replica."""
+"""The lifecycle of replicas, step by step on small arrays: starts, drains, deaths, repairs, slow spells; what a manager
+does at a tick, and what is lost with a replica."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling import evacuation, lifecycle, manager
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
-from gnomon.serving.autoscaling.events import REPLICA_CHANGES, Agenda
-from gnomon.serving.autoscaling.lifecycle import Lives, Troubles
+from gnomon.serving.autoscaling.events import REPLICA_CHANGES, FleetEvents
+from gnomon.serving.autoscaling.lifecycle import Lifecycle, Troubles
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, FleetRecord, Replica, Replicas
@@ -61,11 +61,11 @@ class Given:
         traffic: Any = Bag(
             cluster=self.cluster, env=self.env, has_roles=has_roles, send_again=lambda *what: self.sent.append(what)
         )
-        self.agenda = Agenda(self.env.calendar)
+        self.events = FleetEvents(self.env.calendar)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lifecycle, "stream", lambda *_: Bag(exponential=lambda mean_s: mean_s))
-            self.lives = Lives(
-                FleetConfig(**config), self.replicas, traffic, self.agenda, 0, [10.0, 20.0],
+            self.lifecycle = Lifecycle(
+                FleetConfig(**config), self.replicas, traffic, self.events, 0, [10.0, 20.0],
                 lambda *what: self.room.append(what),
             )  # fmt: skip
 
@@ -78,14 +78,14 @@ class Given:
 
     def pass_on(self) -> None:
         """Let what was planned last happen."""
-        self.agenda.happen(len(self.agenda.planned) - 1, self.times[-1])
+        self.events.happen(len(self.events.planned) - 1, self.times[-1])
 
 
 @pytest.mark.parametrize(("state", "times"), [(OFF, [25.0]), (STARTING, []), (UP, []), (DRAINING, []), (DOWN, [])])
 def test_a_replica_that_is_off_starts_cold(state: int, times: list[float]) -> None:
     """In the second pool that takes 20 s."""
     given = Given(OFF, OFF, state)
-    given.lives.start(2, 5.0)
+    given.lifecycle.start(2, 5.0)
     assert given.times == times and given.replicas.state[2] == (STARTING if state == OFF else state)
 
 
@@ -93,7 +93,7 @@ def test_a_replica_that_is_off_starts_cold(state: int, times: list[float]) -> No
 def test_a_replica_that_is_ready_takes_what_waits_for_it(has_roles: bool) -> None:
     given = Given(UP, OFF, has_roles=has_roles)
     given.env.transfers.links.capacity[2:] = 0.5
-    given.lives.start(1, 5.0)
+    given.lifecycle.start(1, 5.0)
     given.pass_on()
     assert given.replicas.state.tolist() == [UP, UP] and given.sent == [(1, 15.0)]
     assert given.cluster.replicas.frozen.tolist() == [0, 0, 0, 0]
@@ -103,8 +103,8 @@ def test_a_replica_that_is_ready_takes_what_waits_for_it(has_roles: bool) -> Non
 
 def test_a_start_that_was_called_off_does_not_end() -> None:
     given = Given(UP, OFF)
-    given.lives.start(1, 5.0)
-    given.lives.drain(1, 6.0)
+    given.lifecycle.start(1, 5.0)
+    given.lifecycle.drain(1, 6.0)
     given.pass_on()
     assert given.replicas.state[1] == OFF and given.replicas.changes[-1] == (6.0, 1, OFF)
     assert given.cluster.replicas.frozen.tolist() == [0, 0, 1, 1], "only those that are up take part"
@@ -114,7 +114,7 @@ def test_a_start_that_was_called_off_does_not_end() -> None:
 def test_only_what_is_up_or_starts_drains(state: int) -> None:
     given = Given(state)
     given.cluster.replicas.num_outstanding = 1
-    given.lives.drain(0, 6.0)
+    given.lifecycle.drain(0, 6.0)
     assert given.replicas.state[0] == state and not given.replicas.changes
 
 
@@ -133,15 +133,15 @@ def test_a_replica_leaves_when_its_last_batch_has_ended(book: str | None, free_s
         given.cluster.replicas[book][3] = 1
     given.cluster.stage_free_s[:, 0] = [99.0, 99.0, 0.0, free_s]
     given.replicas.change(1.0, 1, DRAINING)
-    given.lives.notice_drained(6.0)
+    given.lifecycle.notice_drained(6.0)
     assert given.replicas.changes[1:] == ([] if off_s is None else [(off_s, 1, OFF)])
     assert given.cluster.replicas.frozen.tolist() == ([0, 0, 0, 0] if off_s is None else [0, 0, 1, 1])
-    assert given.agenda.lives == ({} if off_s is None else {1: 1})
+    assert given.events.lives == ({} if off_s is None else {1: 1})
 
 
 def test_an_idle_replica_that_drains_leaves_at_once() -> None:
     given = Given(UP, UP)
-    given.lives.drain(0, 6.0)
+    given.lifecycle.drain(0, 6.0)
     assert given.replicas.changes == [(6.0, 0, DRAINING), (6.0, 0, OFF)]
 
 
@@ -156,15 +156,15 @@ def test_a_replica_dies_and_that_is_noticed_later(
     """After 2 s; it may be repaired 30 s after that."""
     given = Given(OFF, state, has_roles=True, failures=FailureConfig(detect_s=2.0))
     planned = len(given.times)
-    given.lives.fail(1, 6.0, repair_s)
+    given.lifecycle.fail(1, 6.0, repair_s)
     assert given.replicas.state[1] == (DOWN if falls else state) and given.replicas.dead == is_dead
     assert given.times[planned:] == ([8.0, *([38.0] if repair_s else [])] if falls else [])
-    assert given.lives.failures == int(falls) and (given.cluster.replicas.frozen[2:] == 1).all() == (
+    assert given.lifecycle.failures == int(falls) and (given.cluster.replicas.frozen[2:] == 1).all() == (
         falls or state not in (UP,)
     )
     assert (given.env.transfers.links.capacity < 1.0).tolist() == [False, False, falls, falls]
     if falls:
-        given.agenda.happen(planned, 8.0)
+        given.events.happen(planned, 8.0)
         assert (given.replicas.dead, given.sent, given.room) == (set(), [(1, 8.0)], [(0, 8.0)])
         assert given.replicas.state[1] == DOWN
         if repair_s:
@@ -178,7 +178,7 @@ def test_a_replica_dies_and_that_is_noticed_later(
 def test_only_what_is_known_to_be_down_is_repaired(state: int, dead: set[int], is_repaired: bool) -> None:
     given = Given(state)
     given.replicas.dead |= dead
-    given.lives.repair(0, 9.0)
+    given.lifecycle.repair(0, 9.0)
     assert given.replicas.changes == ([(9.0, 0, OFF)] if is_repaired else []) and len(given.room) == is_repaired
 
 
@@ -187,11 +187,11 @@ def test_slow_spells_come_and_go() -> None:
     given = Given(UP, UP, stragglers=StragglerConfig(mean_s=40.0, duration_s=7.0, factor=1.5))
     given.cluster.replicas.adapting = 0.1
     assert given.times == [40.0, 40.0]
-    given.agenda.happen(1, 40.0)
+    given.events.happen(1, 40.0)
     assert given.cluster.replicas.slowdown.tolist() == [0.0, 0.0, *[pytest.approx(1.5 * 1.1 - 1)] * 2]
     assert given.cluster.replicas.straggling.tolist() == [0.0, 0.0, 0.5, 0.5]
     assert given.times[2:] == [47.0]
-    given.agenda.happen(2, 47.0)
+    given.events.happen(2, 47.0)
     assert given.cluster.replicas.slowdown[2:].tolist() == [pytest.approx(0.1)] * 2
     assert given.times[3:] == [87.0]
 
@@ -200,9 +200,9 @@ def test_failures_come_to_a_place_whoever_is_there() -> None:
     """Every 100 s; noticed after 5 s and repaired after 30 more. Who starts at 190 s is ready at 200, after one."""
     given = Given(UP, OFF, failures=FailureConfig(mtbf_s=100.0, mttr_s=30.0, detect_s=5.0))
     assert given.times == [100.0]
-    given.agenda.happen(0, 100.0)
+    given.events.happen(0, 100.0)
     assert given.replicas.state.tolist() == [DOWN, OFF] and given.times[1:] == [105.0, 135.0]
-    given.lives.start(1, 190.0)
+    given.lifecycle.start(1, 190.0)
     given.pass_on()
     assert given.replicas.state.tolist() == [DOWN, UP] and given.times[3:] == [200.0, 300.0]
 
@@ -216,12 +216,12 @@ def test_trouble_in_the_place_of_a_replica_that_is_not_there_is_no_event(drains:
     }
     given = Given(UP, UP, **often)
     if drains:
-        given.lives.drain(0, 0.5)
+        given.lifecycle.drain(0, 0.5)
     else:
-        given.agenda.happen(0, 1.0)
+        given.events.happen(0, 1.0)
     planned = len(given.times)
     given.replicas.state[0] = OFF
-    given.lives.start(0, 1000.25)
+    given.lifecycle.start(0, 1000.25)
     given.pass_on()
     assert given.times[planned:] == [1010.25, 1011.0], "ready, and the next failure"
     given.pass_on()
@@ -253,7 +253,7 @@ def test_what_a_scenario_lets_happen(what: str, state: int, becomes: int) -> Non
     event: Any = EventConfig(at_s=4.0, what=what, replica=1, factor=3.0)  # type: ignore[arg-type]
     given = Given(UP, state, events=(event,))
     assert given.times == [4.0]
-    given.agenda.happen(0, 4.0)
+    given.events.happen(0, 4.0)
     assert given.replicas.state.tolist() == [UP, becomes]
     assert given.cluster.replicas.slowdown.tolist() == [0.0, 0.0, *([2.0] * 2 if what == "slow" else [0.0] * 2)]
 
@@ -274,8 +274,8 @@ def _managed(**changes: Any) -> tuple[Any, list[Any]]:
 
     calendar = new_calendar(1, 8)
     made = Bag(
-        env=Bag(calendar=calendar), agenda=Bag(happen=tells("happen"), tick_at=tells("tick_at")),
-        lives=Bag(notice_drained=tells("drained")), replicas=Bag(),
+        env=Bag(calendar=calendar), events=Bag(happen=tells("happen"), tick_at=tells("tick_at")),
+        lifecycle=Bag(notice_drained=tells("drained")), replicas=Bag(),
         observer=Bag(take_samples=tells("samples"), view=lambda *what: what[:2]),
         traffic=Bag(
             admit=tells("admit"), send_stranded=tells("stranded"), ended_since=lambda: np.arange(2), goes_on=True
@@ -335,7 +335,7 @@ def test_a_controller_is_asked_before_the_end(interval_s: float, ticks: int, mon
     """That is at 5 s."""
     given = Given(UP)
     fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(2))
-    given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(2))
+    given.env.dependents, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(2))
     admitted: list[float] = []
     monkeypatch.setattr(Traffic, "admit", lambda self, now_s: admitted.append(now_s))
     pools = [PoolView(min_replicas=1, max_replicas=1, desired=1, cold_start_s=1.0, rates={})]
@@ -361,7 +361,7 @@ def _seen(has_roles: bool = False, parked: int = 3) -> Any:
     given.cluster.control[NUM_SHED] = 5
     a.busy_s, a.num_finished = [0.5, 0.0, 0.25, 0.0, 4.0, 0.0], [1, 1, 1, 1, 5, 5]
     given.cluster.control[NUM_PARKED] = parked
-    given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(6))
+    given.env.dependents, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(6))
     fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(6))
     traffic = Traffic(FailureConfig(), fleet, given.env, given.replicas)
     pools = [PoolView(min_replicas=1, max_replicas=2, desired=n, cold_start_s=1.0, rates={}) for n in (7, 8)]
@@ -392,7 +392,7 @@ def test_nobody_is_prefilled_whom_nobody_would_decode() -> None:
     """The second pool decodes; it is down."""
     for state, candidates in ((DOWN, []), (UP, [0, 1])):
         given = Given(UP, OFF, state, has_roles=True)
-        given.env.followers, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(4, 6))
+        given.env.dependents, given.env.decode = np.zeros(0, np.int64), Bag(candidates=np.arange(4, 6))
         fleet: Any = Bag(cluster=given.cluster, candidates=np.arange(4))
         traffic = Traffic(FailureConfig(), fleet, given.env, given.replicas)
         traffic.admit(1.0)
@@ -491,13 +491,13 @@ def test_a_dead_replica_is_as_new_but_for_what_comes_to_it() -> None:
     q, state = cluster.requests, cluster.replicas[1]
     q.status[:], q.replica[:], q.processed[:], q.joined[:] = RUNNING, [1, 1, 0], [23, 22, 23], [6, 7, 0]
     q.first_token_s[:], q.last_token_s[:], q.decode_replica[:] = 1.0, 2.0, NONE
-    state.num_stepping, state.steps, state.last_step_s, state.num_coming = 2, 7, 3.5, 6
-    cluster.stepping[1, :2, 0] = [0, 1]
+    state.num_grouped, state.steps, state.last_step_s, state.num_coming = 2, 7, 3.5, 6
+    cluster.grouped[1, :2, 0] = [0, 1]
     env = _dying(cluster)
     evacuation.freeze(cluster, range(1, 2))
     evacuation.evacuate(cluster, env, range(1, 2), np.array([0, 1]), keeps_tokens=True, stores_kv=False, now_s=6.0)
     assert q.prefill_tokens.tolist() == [24, 22, 20] and q.last_token_s.tolist() == [3.5, 2.0, 2.0]
-    assert (state.num_coming, state.frozen, state.num_stepping) == (6, 1, 0) and q.processed.tolist() == [0, 0, 23]
+    assert (state.num_coming, state.frozen, state.num_grouped) == (6, 1, 0) and q.processed.tolist() == [0, 0, 23]
     assert env.adapters.free_s.tolist() == [1.0, 0.0, 1.0] and env.adapters.line[:, 0].tolist() == [9, 0, 9]
 
 
