@@ -189,9 +189,9 @@ def test_check_policy_says_what_passed_and_what_failed(tmp_path: Path, cli: Any)
     own.write_text(HEADER.format(name="careful") + CAREFUL + second)
     said = cli("check-policy", str(own), "--json", code=1)
     found = {(one["name"], one["test"]): one for one in json.loads(said.output)}
-    assert [one["said"] for (name, _), one in found.items() if name == "careful" and not one["passed"]] == []
+    assert [one["message"] for (name, _), one in found.items() if name == "careful" and not one["passed"]] == []
     assert not found["forgetful", "a light load"]["passed"]
-    assert "KV blocks" in found["forgetful", "a light load"]["said"]
+    assert "KV blocks" in found["forgetful", "a light load"]["message"]
 
 
 def test_a_plain_function_may_call_what_compiled_code_calls() -> None:

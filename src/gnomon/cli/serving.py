@@ -159,9 +159,9 @@ def check_policy(file: str, as_json: bool) -> None:
             continue
         mark = click.style("passed", fg="green") if finding.passed else click.style("FAILED", fg="red")
         click.echo(f"{mark}  {finding.kind} {finding.name}: {finding.test}")
-        if finding.mistake:
-            first = first_test.setdefault(finding.mistake, finding.test)
-            click.echo(f"        {finding.mistake if first == finding.test else f'The same as for {first}.'}")
+        if finding.message:
+            first = first_test.setdefault(finding.message, finding.test)
+            click.echo(f"        {finding.message if first == finding.test else f'The same as for {first}.'}")
     failed = sum(not finding.passed for finding in found)
     if as_json:
         print_json([finding.to_dict() for finding in found])

@@ -29,7 +29,7 @@ class Finding:
     name: str
     test: str
     passed: bool
-    mistake: str = ""
+    message: str = ""
     """Why it failed."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def _tested(kind: str, name: str, tests: dict[str, Callable[[], str]]) -> Iterat
     """Run tests one by one; after one that could not be compiled the others would say the same."""
     for test, attempt in tests.items():
         try:
-            mistake = attempt()
+            message = attempt()
         except GnomonError as error:
-            mistake = str(error)
-        yield Finding(kind, name, test, not mistake, mistake)
-        if "cannot be compiled" in mistake:
+            message = str(error)
+        yield Finding(kind, name, test, not message, message)
+        if "cannot be compiled" in message:
             return
 
 
