@@ -1,4 +1,4 @@
-"""From logs to a calibration: fit, foretell every load from the others, and say what the logs cannot tell."""
+"""From logs to a calibration: fit, predict every load from the others, and say what the logs cannot tell."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Check:
 
     name: str
     is_fitted: bool
-    """Else it was held out. Either way it is foretold from the other loads, where there are any."""
+    """Else it was held out. Either way it is predicted from the other loads, where there are any."""
     steps: int
     requests: int
     step_error: float | None
@@ -111,7 +111,7 @@ class Check:
     predicted: float | None
     """Error of the mean iteration, by constants fitted on the other loads only."""
     promised: Promises | None
-    """Latencies of its requests, recorded and foretold by simulation."""
+    """Latencies of its requests, recorded and predicted by simulation."""
     at_pace: Promises | None
     """The same with the host as slow as during the recording, where steps tell it."""
 
@@ -148,8 +148,8 @@ def calibrate(
     logs: Sequence[Log], scenario: Scenario, *, hold_out: Sequence[str] = (), leave_out_slow: bool = True,
     with_scale: bool = False, with_clock: bool = True, on_progress: Progress | None = None,
 ) -> Calibrated:  # fmt: skip
-    """Fit the constants of a server to `logs`; those named in `hold_out` are only foretold. Rounds with a slow host are
-    left out of both with `leave_out_slow`, where their load has others."""
+    """Fit the constants of a server to `logs`; those named in `hold_out` are only predicted. Rounds with a slow host
+    are left out of both with `leave_out_slow`, where their load has others."""
     names = [log.name for log in logs]
     if len(set(names)) < len(names):
         raise ConfigError("two logs have the same name.", where=", ".join(names), fix="Rename one of them.")
@@ -245,7 +245,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _left_error(errors: Errors, held: set[str], loads: Sequence[str]) -> float:
-    """What stays on a load that was not fitted: on those held out and on each as foretold from the others; with one
+    """What stays on a load that was not fitted: on those held out and on each as predicted from the others; with one
     load only, twice what stays on it."""
     by_load: dict[str, list[float | None]] = {}
     for name, (own, predicted) in errors.items():

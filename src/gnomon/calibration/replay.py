@@ -100,7 +100,7 @@ CHANCE = 0.005
 
 @dataclass(frozen=True)
 class Promised:
-    """A latency: seconds recorded, foretold, and the ends of the 90 % interval."""
+    """A latency: seconds recorded, predicted, and the ends of the 90 % interval."""
 
     recorded: float
     predicted: float

@@ -20,11 +20,11 @@ from gnomon.core.arrays import Floats
 
 EXTRAS = {"launch": 0.025, "sequence": 0.01, "token": 0.01, "flat": 0.01}
 """What a phase may have beside its constant (`flat`: sequences beyond a number count less), and by what share of the
-absolute error it must foretell better what it was not fitted on."""
+absolute error it must predict better what it was not fitted on."""
 APART = 1.15  # Kernels must differ by this factor for a bound of launching to be told from a constant.
 WORTH = 0.01  # The same for a clock; of squared errors for a factor on kernels.
-CLOCK_STEP = 0.05  # Clocks are tried from full speed down, as long as each foretells better than the one before.
-PARTS = 5  # With fewer than three loads forms are chosen by parts of the batch sizes, each foretold from the others.
+CLOCK_STEP = 0.05  # Clocks are tried from full speed down, as long as each predicts better than the one before.
+PARTS = 5  # With fewer than three loads forms are chosen by parts of the batch sizes, each predicted from the others.
 CLUSTERS = 6  # From so many logs on a log counts as one observation, else a part of one: neighbours err together.
 BLOCKS = 12  # Parts of a log in time.
 ENOUGH = 800  # Iterations of a phase of one log; more of them tell no more.
@@ -144,7 +144,7 @@ def forms_of(data: Data) -> list[Form]:
 
 
 def with_clock(data: Data, forms: Sequence[Form], scale: float) -> tuple[list[Form], float]:
-    """The clock that foretells best, and the forms with it: what prompts take longer at a lower clock looks like host
+    """The clock that predicts best, and the forms with it: what prompts take longer at a lower clock looks like host
     time by the token, until they are longer than any that was seen."""
     folds = [_folds(data.rows(index), data.loads) for index in range(len(PHASES))]
 
@@ -196,7 +196,7 @@ def joined(rows: Sequence[Rows]) -> Rows:
 
 
 def _form(rows: Sequence[Rows], loads: Sequence[str]) -> Form:
-    """The form of a phase that foretells best what it was not fitted on: one extra after the other, the best first."""
+    """The form of a phase that predicts best what it was not fitted on: one extra after the other, the best first."""
     whole, folds = joined(rows), _folds(rows, loads)
     if len(whole) < FEW:
         return ()
@@ -216,7 +216,7 @@ def _form(rows: Sequence[Rows], loads: Sequence[str]) -> Form:
 
 
 def _folds(rows: Sequence[Rows], loads: Sequence[str]) -> list[Rows]:
-    """What is foretold from the rest: each load; with fewer than three, parts of the batch sizes."""
+    """What is predicted from the rest: each load; with fewer than three, parts of the batch sizes."""
     names = sorted(set(loads))
     if len(names) > 2:
         return [joined([one for one, load in zip(rows, loads, strict=True) if load == name]) for name in names]

@@ -37,7 +37,7 @@ _NEVER_S = 1e9
 
 @inlined
 def _tail_s(memory: Any, of_fleet: int) -> float:
-    """When the slowest hundredth of the first tokens would come; 0 before the first one was foretold."""
+    """When the slowest hundredth of the first tokens would come; 0 before the first one was predicted."""
     if memory[of_fleet + _TAIL_S] == 0.0:
         return 0.0
     return memory[of_fleet + _TAIL_S] + memory[of_fleet + _ALONE_SQUARED] / (2.0 * memory[of_fleet + _ALONE_S])

@@ -8,7 +8,7 @@ from gnomon.serving.autoscaling.controllers import View, controller
 
 WAITING_KV = 0.02  # Share of the KV memory that a request that waits is taken to need.
 PERIODS = 3
-"""Decisions after a new decode replica in which none is taken away; and of the trend by which a queue is foretold."""
+"""Decisions after a new decode replica in which none is taken away; and of the trend by which a queue is predicted."""
 
 
 @controller(
