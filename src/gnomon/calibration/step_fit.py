@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -339,8 +340,8 @@ class _Linear:
         design = design / self.size
         self.weighted = design * rows.weight[:, None]
         gram, count = self.weighted.T @ design, design.shape[1]
-        sets = [list(some) for n in range(count, 0, -1) for some in combinations(range(count), n)]
-        self.inverses = [(some, np.linalg.pinv(gram[np.ix_(some, some)], rcond=1e-10)) for some in sets]
+        self.free = [list(some) for n in range(count, 0, -1) for some in combinations(range(count), n)]
+        self.inverse = cache(lambda i: np.linalg.pinv(gram[np.ix_(self.free[i], self.free[i])], rcond=1e-10))
 
     def at(self, launch: float) -> tuple[Phase, float]:
         """They, and the weighted sum of squares that they leave."""
@@ -348,10 +349,9 @@ class _Linear:
         left = rows.seconds - np.maximum(self.gpu, Phase(launch=launch).launched(rows.pace, rows.after))
         right, whole = self.weighted.T @ left, float(rows.weight @ (left * left))
         found, least = np.zeros(len(right)), whole
-        for some, inverse in self.inverses:
-            values = inverse @ right[some]
-            error = whole - float(values @ right[some])
-            if (values >= 0.0).all() and error < least:
+        for i, some in enumerate(self.free):
+            values = self.inverse(i) @ (mine := right[some])
+            if min(values.tolist()) >= 0.0 and (error := whole - float(values @ mine)) < least:
                 found, least = np.zeros(len(right)), error
                 found[some] = values
                 if len(some) == len(right):  # Nothing is below zero where all are free.
