@@ -164,7 +164,7 @@ def test_a_feature_is_compiled_only_for_runs_that_use_it() -> None:
     """Of a bundle that has no features, a call of one does nothing; nothing of it is compiled."""
     assert whole(WithFeatures(np.array([1, 2])), 5) == (8, True)
     assert whole(WithoutFeatures(np.array([1, 2])), 5) == ((0, False) if ENABLED else (8, True))
-    if ENABLED:
+    if ENABLED and not whole.stats.cache_hits:
         assert len(summed.dispatcher.overloads) == len(is_large.dispatcher.overloads) == 1
         assert len(summed.dispatcher.left_out.overloads) == 1
 

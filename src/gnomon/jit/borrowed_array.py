@@ -55,12 +55,8 @@ class Bundle(types.Type):  # type: ignore[misc]
     def __init__(self, kinds: Any, instance_class: Any) -> None:
         self.types, self.fields, self.instance_class = tuple(kinds), instance_class._fields, instance_class
         inside = ", ".join(f"{field}={kind}" for field, kind in zip(self.fields, self.types, strict=True))
-        super().__init__(name=f"{instance_class.__name__}({inside})")
-
-    @property
-    def mangling_args(self) -> Any:
-        """What stands in the names of compiled functions."""
-        return _short_name(self), ()
+        # Its name stands in that of every type it is in, and in those of compiled functions: records have many fields.
+        super().__init__(name=f"{instance_class.__name__}({hashlib.sha256(inside.encode()).hexdigest()[:16]})")
 
 
 register_model(Bundle)(models.OpaqueModel)

@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -24,7 +25,11 @@ try:
 except ImportError:  # Windows: processes that start together compile the same.
     fcntl = None  # type: ignore[assignment]
 
+from llvmlite.binding import parse_bitcode
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import compile_result
+from numba.core.environment import Environment, lookup_environment
 from numba.core.runtime import rtsys
 
 from gnomon.core.cache_folder import compiled_code_folder, warn_once
@@ -84,8 +89,65 @@ def _hash_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+class _Loaded(JITCodeLibrary):  # type: ignore[misc]
+    """Machine code from the disk. What it was made from is unpacked only where something links it in."""
+
+    packed: bytes
+    _shared_module: Any
+
+    def _get_module_for_linking(self) -> Any:
+        if self._shared_module is None:
+            self._shared_module = parse_bitcode(zlib.decompress(self.packed))
+        return self._shared_module
+
+
 class _Reduced(CompileResultCacheImpl):  # type: ignore[misc]
+    """What of compiled code is kept. Numba would read in what it was made from, and import every module that a part of
+    it was written in, of its own many: that takes longer than all the rest."""
+
     _locator_classes = (_Place,)
+
+    def reduce(self, cres: Any) -> Any:
+        """The parts of it."""
+        library, fndesc = cres.library, cres.fndesc
+        module = library._get_module_for_linking()
+        called = {fndesc.llvm_func_name, fndesc.llvm_cpython_wrapper_name, fndesc.llvm_cfunc_wrapper_name}
+        defined = called & {one.name for one in module.functions if not one.is_declaration}
+        fndesc.typemap = fndesc.calltypes = None
+        environments = (cres.environment, *cres._find_referenced_environments())
+        told = [(one.globals.get("__name__"), one.consts, one.env_name) for one in environments]
+        packed = zlib.compress(module.as_bitcode(), 1)
+        return library.name, library._get_compiled_object(), packed, defined, fndesc, cres.signature, told
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """From these parts."""
+        name, code, packed, defined, fndesc, signature, told = payload
+        codegen = target_context.codegen()
+        library = _Loaded(codegen, name)
+        library.packed = packed
+        library.enable_object_caching()
+        library._set_compiled_object(code)
+        library._finalize_final_module()
+        codegen._engine._defined_symbols |= defined
+        own, *others = [_environment(*one) for one in told]
+        entry = target_context.get_executable(library, fndesc, own)
+        for one in others:
+            codegen.set_env(one.env_name, one)
+        return compile_result(
+            target_context=target_context, typing_context=target_context.typing_context, library=library,
+            environment=own, entry_point=entry, fndesc=fndesc, signature=signature, objectmode=False, lifted=(),
+            reload_init=(), referenced_envs=others,
+        )  # fmt: skip
+
+
+def _environment(module: str, constants: list[Any], name: str) -> Any:
+    """What compiled code looks constants up in; globals, which it does not, are those of a module that is there."""
+    found = lookup_environment(name)
+    if found is None:
+        known = sys.modules.get(module)
+        found = Environment._memo[name] = Environment({"__name__": module} if known is None else vars(known))
+        found.consts[:], found.env_name = constants, name
+    return found
 
 
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
@@ -97,7 +159,7 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
 
     def save(self, key: Any, data: Any) -> None:
         content = self._dump(data)
-        digest = hashlib.sha256(content)
+        digest = hashlib.blake2b(content, digest_size=32)
         name = f"{self._index_name.removesuffix('.nbi')}.{digest.hexdigest()[:16]}.nbc"
         with self._open_for_write(self._data_path(name)) as file:
             file.write(digest.digest() + content)
@@ -106,7 +168,7 @@ class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
     def _load_data(self, name: str) -> Any:
         stored = Path(self._data_path(name)).read_bytes()
         digest, content = stored[:32], stored[32:]
-        if hashlib.sha256(content).digest() != digest:
+        if hashlib.blake2b(content, digest_size=32).digest() != digest:
             raise ValueError("its content has changed")
         return pickle.loads(content)
 
