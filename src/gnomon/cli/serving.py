@@ -34,6 +34,7 @@ def simulate(
     chosen = api.scenario(file, **overrides)
     with progress() as on_progress:
         result = api.simulate(chosen, intervals=intervals, explained=out is not None, on_progress=on_progress)
+    result.estimate()
     show(result, as_json=as_json)
     if out is not None:
         with progress("writing", compiles=False):

@@ -4,11 +4,8 @@ Results come in the order of the items, failures are values, and Ctrl-C stops th
 worker are under way, so that an endless stream of items needs no more memory than a short one.
 """
 
-import ctypes
 import os
-import signal
 import socket
-import sys
 import tempfile
 import threading
 import traceback
@@ -16,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, MissingExtraError
+from gnomon.core.processes import default_jobs, die_with_parent
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -51,11 +49,6 @@ class Outcome(Generic[Value]):
 
 
 Attempt = tuple[Any, str | None, str | None, bool]  # The fields of an outcome without its index.
-
-
-def default_jobs() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def map_ordered(
@@ -106,19 +99,13 @@ def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
 
     A thread waits for the parent's end; compiled code may hold it off, so Linux is asked to see to it as well.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is None:
         return
+    die_with_parent()
     threading.Thread(target=_end_after, args=(parent, end), daemon=True).start()
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if not parent.is_alive():  # It went before the wish was heard.
-            end()
-
-
-_PR_SET_PDEATHSIG = 1
+    if not parent.is_alive():  # It went before the wish was heard.
+        end()
 
 
 def _end_after(parent: Any, end: Callable[[], None]) -> None:

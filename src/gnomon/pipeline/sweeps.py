@@ -20,7 +20,8 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.files import written_whole
-from gnomon.core.parallel import default_jobs, map_ordered
+from gnomon.core.parallel import map_ordered
+from gnomon.core.processes import default_jobs
 from gnomon.core.text import read_text
 from gnomon.pipeline import fluid
 from gnomon.pipeline.costs import Priority, priorities
@@ -204,14 +205,9 @@ class Sweep:
 
 
 def sweep(
-    config: SweepConfig,
-    *,
-    step: float = 0.1,
-    jobs: int | None = None,
-    ray: str | None = None,
-    workspace: str | Path | None = None,
-    progress: Callable[[float], None] = lambda runs: None,
-) -> Sweep:
+    config: SweepConfig, *, step: float = 0.1, jobs: int | None = None, ray: str | None = None,
+    workspace: str | Path | None = None, progress: Callable[[float], None] = lambda runs: None,
+) -> Sweep:  # fmt: skip
     """Run every configuration under every priority.
 
     In `workspace` finished chunks are kept until the sweep is done, so that the same sweep goes on where it was

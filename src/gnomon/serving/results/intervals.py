@@ -19,8 +19,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.streams import stream
-from gnomon.serving.results.metrics import summarize
-from gnomon.serving.results.summary import Summary
+from gnomon.serving.results.metrics import Headline, headline
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import Calibration, read_calibration
@@ -54,7 +53,7 @@ Intervals = dict[str, Interval]
 """By the figure's place in the summary: latency.ttft_s.p99, throughput.requests_per_s, ..."""
 
 
-def figures_of(summary: Summary) -> dict[str, float]:
+def figures_of(summary: Headline) -> dict[str, float]:
     """The figures that one looks at first."""
     spreads = {name: getattr(summary.latency, name) for name in LATENCIES}
     found = {f"latency.{name}.{one}": getattr(spreads[name], one) for name in LATENCIES for one in STATISTICS}
@@ -68,7 +67,7 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def intervals(
-    done: Run, summary: Summary, *, redraw: bool = True, count: int = NUM_RUNS, turn: Turn = nullcontext
+    done: Run, summary: Headline, *, redraw: bool = True, count: int = NUM_RUNS, turn: Turn = nullcontext
 ) -> Intervals:
     """90 % intervals of a run's first figures; `redraw`: the requests are one sequence of many that might come. Each
     run is made within a `turn`."""
@@ -76,7 +75,7 @@ def intervals(
     runs = []
     for _ in range(count):
         with turn():
-            runs.append(figures_of(summarize(next(perturbed_runs))))
+            runs.append(figures_of(headline(next(perturbed_runs))))
     quantile = T_95.get(count, 1.89)
     beside = _first_token_errors(done, summary)
     found = {}
@@ -99,7 +98,7 @@ def _around(value: float, others: Floats, quantile: float, beside: float) -> Int
     return Interval(value, min(value, float(others.min())) / own, max(value, float(others.max())) * own)
 
 
-def _first_token_errors(done: Run, summary: Summary) -> dict[str, float]:
+def _first_token_errors(done: Run, summary: Headline) -> dict[str, float]:
     """What latencies are off by beside iterations: all of it in a time to the first token, its share in an end to end.
     A calibration has seen them."""
     ttft, e2e = summary.latency.ttft_s.mean, summary.latency.e2e_s.mean

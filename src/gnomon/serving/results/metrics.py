@@ -3,7 +3,8 @@
 Nothing here is simulated: all of it is computed from the engine's records. `docs/metrics.md` defines each figure.
 """
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,12 +15,39 @@ from gnomon.serving.results.class_metrics import class_summaries
 from gnomon.serving.results.energy import Energy, joules
 from gnomon.serving.results.fleet import fleet_summary, paid_s
 from gnomon.serving.results.kv_transfers import moves, tier_hits
-from gnomon.serving.results.latency import RequestTimes, request_times, slo_met
+from gnomon.serving.results.latency import RequestTimes, Slo, request_times, slo_met
 from gnomon.serving.results.percentiles import percentiles, weighted_percentiles
 from gnomon.serving.results.saturation import saturation
 from gnomon.serving.results.summary import Cost, Counts, Iterations, Latency, Summary, Throughput, check_summary
 from gnomon.serving.results.usage import overall, prefix_hit_rate, replica_uses, seconds_on
 from gnomon.serving.run.simulate import Run
+
+
+class Headline(Protocol):
+    """The figures that one looks at first."""
+
+    duration_s: float
+    latency: Latency
+    throughput: Throughput
+    slo: Slo | None
+    cost: Cost
+
+
+def headline(run: Run) -> Headline:
+    """Those of a run alone."""
+    times = request_times(run)
+    return SimpleNamespace(**_first_figures(run, times, *_span(run, times.status)))
+
+
+def _first_figures(run: Run, times: RequestTimes, start_s: float, end_s: float) -> dict[str, Any]:
+    done, duration_s = times.status == FINISHED, end_s - start_s
+    arrived = int(np.count_nonzero(times.status != NOT_ARRIVED))
+    offered = arrived + run.requests.num_rejected
+    return {
+        "duration_s": duration_s, "latency": _latency(run, times, done),
+        "throughput": _throughput(run, done, duration_s, arrived),
+        "slo": slo_met(run.scenario.slo, times, done, offered, duration_s), "cost": _cost(run, done, duration_s, end_s),
+    }  # fmt: skip
 
 
 def summarize(run: Run) -> Summary:
@@ -35,11 +63,9 @@ def summarize(run: Run) -> Summary:
     counts = _counts(run, times.status)
     classes, fairness = class_summaries(run, times, duration_s)
     summary = Summary(
-        duration_s=duration_s, requests=counts, latency=_latency(run, times, done),
-        throughput=_throughput(run, done, duration_s, arrived),
-        slo=slo_met(run.scenario.slo, times, done, arrived + counts.too_long, duration_s),
+        **_first_figures(run, times, start_s, end_s), requests=counts,
         utilization=overall(uses, seconds_on(run, start_s, end_s) if run.fleet else None),
-        cost=_cost(run, done, duration_s, end_s), energy=_energy(run, done, duration_s, start_s, end_s),
+        energy=_energy(run, done, duration_s, start_s, end_s),
         fleet=fleet_summary(run.fleet, _gpus_of_replicas(run), end_s) if run.fleet else None,
         iterations=_iterations(run), prompt_tokens=percentiles(q.prompt_tokens.astype(np.float64)),
         output_tokens=percentiles(q.output_tokens.astype(np.float64)),

@@ -1,0 +1,90 @@
+"""A function that is called in a copy of the process: its value comes back, or it is called here."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from gnomon.core import processes
+from gnomon.core.processes import beside
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies of a process are made on Linux alone")
+
+
+@pytest.fixture(autouse=True)
+def can_copy(monkeypatch):
+    """As in a command of two cores that has not needed Polars yet."""
+    monkeypatch.setattr(processes, "default_jobs", lambda: 2)
+    monkeypatch.delitem(sys.modules, "polars", raising=False)
+
+
+def has_child() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def test_the_value_comes_from_another_process():
+    found = beside(lambda: (os.getpid(), list(range(100_000))))()
+    assert found[0] != os.getpid()
+    assert found[1] == list(range(100_000))
+
+
+def test_it_works_while_this_process_goes_on():
+    began = time.monotonic()
+    wait = beside(lambda: time.sleep(0.3))
+    time.sleep(0.3)
+    wait()
+    assert time.monotonic() - began < 0.55
+
+
+def test_an_error_is_raised_here_and_said_once(capfd):
+    def fail():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        beside(fail)()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(0), lambda: sys.exit(0)]
+)
+def test_where_the_copy_ends_without_a_value_it_is_called_here(end):
+    here = os.getpid()
+    assert beside(lambda: end() if os.getpid() != here else "value")() == "value"
+
+
+def test_what_cannot_be_sent_is_made_here():
+    assert beside(lambda: lambda: 7)()() == 7
+
+
+@pytest.mark.parametrize("why", ["polars", "one core", "no fork"])
+def test_where_there_can_be_no_copy_it_is_called_here_and_late(why, monkeypatch):
+    called = []
+    if why == "polars":
+        monkeypatch.setitem(sys.modules, "polars", None)
+    elif why == "one core":
+        monkeypatch.setattr(processes, "default_jobs", lambda: 1)
+    else:
+        monkeypatch.setattr(os, "fork", lambda: (_ for _ in ()).throw(OSError("no memory")))
+    value = beside(lambda: called.append(os.getpid()))
+    assert called == []
+    value()
+    assert called == [os.getpid()]
+
+
+def test_ctrl_c_ends_both_and_leaves_nothing():
+    assert not has_child()
+    wait = beside(lambda: time.sleep(12))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    assert time.monotonic() - began < 10
+    assert not has_child()
