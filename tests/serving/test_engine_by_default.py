@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from gnomon.api.serving import scenario
+from gnomon.catalog.model_library import MODELS
 from gnomon.core.config import build, dump, load, save
 from gnomon.core.errors import ConfigError
 from gnomon.report.serving.files import spelled_out
@@ -94,3 +96,12 @@ def test_a_pool_with_another_gpu_is_served_as_on_that_gpu() -> None:
 def test_what_is_no_section_is_not_filled_in() -> None:
     with pytest.raises(ConfigError, match="timing"):
         build(Scenario, {"timing": 5})
+
+
+def test_a_model_in_the_present_folder_is_meant_only_where_it_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    """The engine has settings for models with latent attention."""
+    usual = build(Scenario, {"engine": "trtllm"})
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["deepseek-v3"].config))
+    monkeypatch.chdir(tmp_path)
+    assert build(Scenario, {"engine": "trtllm"}) == usual
+    assert build(Scenario, {"engine": "trtllm", "model": str(tmp_path)}).timing != usual.timing

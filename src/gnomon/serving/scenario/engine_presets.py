@@ -167,7 +167,9 @@ def _known_device(name: str) -> tuple[str, float]:
 
 def _known_model(name: str) -> tuple[str, AttentionFamily | None]:
     """What the catalog calls a model, however it is spelled (deepseek-ai/DeepSeek-R1, a path), and the family of its
-    attention."""
+    attention. Where none is named, none is meant: no path either."""
+    if not name:
+        return name, None
     try:
         known = catalog.model(name)
     except (GnomonError, OSError):
