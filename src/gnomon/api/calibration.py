@@ -43,16 +43,10 @@ class Calibration(Result):
 
 
 def calibrate(
-    logs: Sequence[str | Path],
-    given: ScenarioLike = None,
-    *,
-    hold_out: Sequence[str] = (),
-    leave_out_slow: bool = True,
-    kernel_scale: bool = False,
-    clock: bool = True,
-    on_progress: Progress | None = None,
+    logs: Sequence[str | Path], given: ScenarioLike = None, *, hold_out: Sequence[str] = (),
+    leave_out_slow: bool = True, kernel_scale: bool = False, clock: bool = True, on_progress: Progress | None = None,
     **overrides: Any,
-) -> Calibration:
+) -> Calibration:  # fmt: skip
     """Fit a server's constants to what it left behind; `logs` are files or folders, each one load.
 
     `given` is the scenario of that server. Logs named in `hold_out` are predicted, not fitted. Rounds with a

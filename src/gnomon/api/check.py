@@ -85,14 +85,9 @@ class Check:
 
 
 def check(
-    given: ScenarioLike = None,
-    *,
-    slo: Mapping[str, float] | None = None,
-    baseline: str | Path | None = None,
-    tolerance: float = 0.05,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> Check:
+    given: ScenarioLike = None, *, slo: Mapping[str, float] | None = None, baseline: str | Path | None = None,
+    tolerance: float = 0.05, on_progress: Progress | None = None, **overrides: Any,
+) -> Check:  # fmt: skip
     """Simulate a scenario and hold it against limits (`slo={"ttft_p99": 0.5}`, in seconds) and against the folder of an
     earlier run (`gnomon simulate --out`): no figure may be worse by more than `tolerance`. Every request must end."""
     if not slo and baseline is None:

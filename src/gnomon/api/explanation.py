@@ -50,14 +50,9 @@ class Simulated(Protocol):
 
 
 def explain_simulation(
-    simulation: Simulated,
-    *,
-    request: int | None = None,
-    percentile: float = 99.0,
-    metric: Metric = "e2e",
-    advice: bool = True,
-    on_progress: Progress | None = None,
-) -> Explanation:
+    simulation: Simulated, *, request: int | None = None, percentile: float = 99.0, metric: Metric = "e2e",
+    advice: bool = True, on_progress: Progress | None = None,
+) -> Explanation:  # fmt: skip
     """Explain a simulation with accounts of every request's time."""
     if metric not in METRICS:
         raise ConfigError(f"unknown metric {metric!r}.", where="metric", fix=f"Choose from {', '.join(METRICS)}.")

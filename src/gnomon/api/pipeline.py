@@ -110,16 +110,10 @@ class PipelineStep(Result):
 
 
 def sweep(
-    given: SweepConfig | Mapping[str, Any] | str | Path | None = None,
-    *,
-    step: float = 0.1,
-    jobs: int | None = None,
-    ray: str | None = None,
-    workspace: str | Path | None = None,
-    yes: bool = False,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> PrioritySweep:
+    given: SweepConfig | Mapping[str, Any] | str | Path | None = None, *, step: float = 0.1, jobs: int | None = None,
+    ray: str | None = None, workspace: str | Path | None = None, yes: bool = False,
+    on_progress: Progress | None = None, **overrides: Any,
+) -> PrioritySweep:  # fmt: skip
     """Run the communication-priority study over all combinations of a configuration, under every priority.
 
     In `workspace` finished parts are kept, so that the same sweep goes on where it was stopped. More than a day of work

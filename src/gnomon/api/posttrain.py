@@ -119,14 +119,9 @@ class PolicyComparison(Result):
 
 
 def plan_posttrain(
-    given: PosttrainLike = None,
-    *,
-    goal: Literal["samples", "dollars"] = "samples",
-    max_lag: int = 1,
-    top: int = 10,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> PosttrainPlan:
+    given: PosttrainLike = None, *, goal: Literal["samples", "dollars"] = "samples", max_lag: int = 1, top: int = 10,
+    on_progress: Progress | None = None, **overrides: Any,
+) -> PosttrainPlan:  # fmt: skip
     """Layouts, split, mode and staleness for a GPU budget, the best first by samples/s or by dollars.
 
     `max_lag` bounds the weight updates between a group's first token and its training.

@@ -28,15 +28,10 @@ __all__ = [
 
 
 def route(
-    given: CompareConfig | Mapping[str, Any] | str | Path | None = None,
-    *,
-    policies: Mapping[str, str | Path | None] | Sequence[str | Path] | None = None,
-    lengths: str = "none",
-    jobs: int | None = None,
-    ray: str | None = None,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> Routers:
+    given: CompareConfig | Mapping[str, Any] | str | Path | None = None, *,
+    policies: Mapping[str, str | Path | None] | Sequence[str | Path] | None = None, lengths: str = "none",
+    jobs: int | None = None, ray: str | None = None, on_progress: Progress | None = None, **overrides: Any,
+) -> Routers:  # fmt: skip
     """Run routers on the same held-out traces: latencies, throughput, paired differences.
 
     `policies` are policy files, by name or not; the one that comes with Gnomon unless given. `lengths` is what routers
@@ -131,14 +126,9 @@ class TunedRouter(Routers):
 
 
 def tune(
-    scenarios: Sequence[str | Path],
-    config: TuneConfig | Mapping[str, Any] | None = None,
-    *,
-    jobs: int | None = None,
-    ray: str | None = None,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> TunedRouter:
+    scenarios: Sequence[str | Path], config: TuneConfig | Mapping[str, Any] | None = None, *, jobs: int | None = None,
+    ray: str | None = None, on_progress: Progress | None = None, **overrides: Any,
+) -> TunedRouter:  # fmt: skip
     """Fit the weights of the rule `unselfish` to scenarios (built-in names or files), and compare it on other traces.
 
     gnomon.api.routing.tune(["my_cluster.yaml"], generations=8).save("runs/tuned")

@@ -32,15 +32,10 @@ TOP = 15  # Rows of the ranking that are printed.
 
 
 def search(
-    given: SearchConfig | Mapping[str, Any] | str | Path | None = None,
-    *,
-    folder: str | Path | None = None,
-    fresh: bool = False,
-    jobs: int | None = None,
-    ray: str | None = None,
-    on_progress: Progress | None = None,
+    given: SearchConfig | Mapping[str, Any] | str | Path | None = None, *, folder: str | Path | None = None,
+    fresh: bool = False, jobs: int | None = None, ray: str | None = None, on_progress: Progress | None = None,
     **overrides: Any,
-) -> Search | SearchMatrix:
+) -> Search | SearchMatrix:  # fmt: skip
     """Search the space of a YAML file, a mapping or a `SearchConfig`, with overrides on top.
 
     In `folder` every result is kept as it comes: a search that was interrupted goes on from there, unless `fresh`.

@@ -66,15 +66,10 @@ class TrainResult(Result):
 
 
 def train_plan(
-    given: TrainConfig | Mapping[str, Any] | str | Path | None = None,
-    *,
-    tokens: float | None = None,
-    jitter: float = 0.01,
-    shown: int = 10,
-    jobs: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-    **overrides: Any,
-) -> TrainPlanResult:
+    given: TrainConfig | Mapping[str, Any] | str | Path | None = None, *, tokens: float | None = None,
+    jitter: float = 0.01, shown: int = 10, jobs: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None, **overrides: Any,
+) -> TrainPlanResult:  # fmt: skip
     """Find the fastest layout that fits: what is given is kept, other degrees, micro-batch, sharding and recomputation
     are searched. `tokens` of a whole run give days and dollars, with GPUs whose step times vary by `jitter`.
 

@@ -70,17 +70,13 @@ class Metrics:
 
         replicas, ranks = self.live.cluster.replicas, range(self.live.cluster.replicas.size)
         values = {
-            "running": replicas.num_outstanding - replicas.num_waiting,
-            "waiting": replicas.num_waiting,
+            "running": replicas.num_outstanding - replicas.num_waiting, "waiting": replicas.num_waiting,
             "kv_share": 1.0 - replicas.free_blocks / replicas.num_blocks,
             "kv_tokens": (replicas.num_blocks - replicas.free_blocks) * replicas.block_size,
-            "hit_rate": replicas.cache_hits / replicas.cache_queries.clip(1),
-            "prompt_tokens": self._prompt_tokens,
-            "output_tokens": self._output_tokens,
-            "preemptions": replicas.num_preemptions,
-            "queries": replicas.cache_queries,
-            "hits": replicas.cache_hits,
-        }
+            "hit_rate": replicas.cache_hits / replicas.cache_queries.clip(1), "prompt_tokens": self._prompt_tokens,
+            "output_tokens": self._output_tokens, "preemptions": replicas.num_preemptions,
+            "queries": replicas.cache_queries, "hits": replicas.cache_hits,
+        }  # fmt: skip
         for kind, family in (("gauges", GaugeMetricFamily), ("counters", CounterMetricFamily)):
             for name, (of, text) in METRICS[kind].items():
                 one = family(name, text, labels=_labels(name))

@@ -98,15 +98,11 @@ def step_costs(study: Study, *, pieces: float = 1.0, weight_grad_len: float | No
     if weight_grad > study.bwd_len:
         raise ConfigError(f"a weight gradient of {weight_grad:g} is longer than the backward ({study.bwd_len:g}).")
     return StepCosts(
-        forward=study.fwd_len / pieces,
-        input_grad=(study.bwd_len - weight_grad) / pieces,
-        weight_grad=weight_grad / pieces,
-        send=study.prop_len,
-        send_grad=study.grad_prop_len,
-        sync=study.sync_base_len / pieces,
-        contention=not study.ideal,
+        forward=study.fwd_len / pieces, input_grad=(study.bwd_len - weight_grad) / pieces,
+        weight_grad=weight_grad / pieces, send=study.prop_len, send_grad=study.grad_prop_len,
+        sync=study.sync_base_len / pieces, contention=not study.ideal,
         **{name: getattr(study, name) for name in _SAME},
-    )
+    )  # fmt: skip
 
 
 def study_plan(study: Study, plan: Plan, weight_grad_len: float | None = None, latency: float = 0.0) -> Plan:

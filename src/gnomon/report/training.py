@@ -147,15 +147,10 @@ LEFT = ("sharding", "recompute", "the same")
 def layout_row(step: TrainStep) -> dict[str, Any]:
     c = step.config
     return {
-        **{name: getattr(c, field) for name, field in DEGREES.items()},
-        "DP": c.data_parallel,
-        "sharding": c.sharding,
-        "recompute": c.recompute,
-        "step s": f"{step.step_s:.4g}",
-        "tokens/s/GPU": f"{step.tokens_per_gpu_s:,.0f}",
-        "MFU": f"{step.mfu:.1%}",
-        "GB": f"{step.memory.peak_bytes / GB:.1f}",
-    }
+        **{name: getattr(c, field) for name, field in DEGREES.items()}, "DP": c.data_parallel, "sharding": c.sharding,
+        "recompute": c.recompute, "step s": f"{step.step_s:.4g}", "tokens/s/GPU": f"{step.tokens_per_gpu_s:,.0f}",
+        "MFU": f"{step.mfu:.1%}", "GB": f"{step.memory.peak_bytes / GB:.1f}",
+    }  # fmt: skip
 
 
 def plan_view(result: Any) -> View:
@@ -170,16 +165,12 @@ def plan_view(result: Any) -> View:
 def _plan_data(result: Any) -> dict[str, Any]:
     found, job = result.plan, result.job
     return {
-        "layouts": found.num_layouts,
-        "fitting": found.num_fitting,
+        "layouts": found.num_layouts, "fitting": found.num_fitting,
         "best": [layout_row(step) | {"step_s": step.step_s} for step in found.best],
         "front": [layout_row(step) | {"step_s": step.step_s} for step in found.front],
-        "schedules": schedule_rows(found),
-        "limits": limits(found.winner),
-        "commands": result.commands,
-        "job": vars(job) if job else None,
-        "notes": found.notes,
-    }
+        "schedules": schedule_rows(found), "limits": limits(found.winner), "commands": result.commands,
+        "job": vars(job) if job else None, "notes": found.notes,
+    }  # fmt: skip
 
 
 def schedule_rows(found: TrainPlan) -> list[dict[str, Any]]:

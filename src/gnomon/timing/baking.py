@@ -83,14 +83,11 @@ def iteration_tables(
     num_layers = [len(parallelism.layers_of_stage(model, stage)) for stage in stages]
     if SOURCES[config.source].gives_iterations:
         tables = given_tables(
-            config.table,
-            parallelism.pipeline_parallel,
-            max_tokens=max_tokens,
-            max_sequences=max_sequences,
+            config.table, parallelism.pipeline_parallel, max_tokens=max_tokens, max_sequences=max_sequences,
             max_kv_tokens=max_kv_tokens,
             host_s=(config.host or HostConfig()).of_stages(num_layers, [0 for _ in stages], _largest_graphs(config)),
             work=work,
-        )
+        )  # fmt: skip
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
         return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [])
     node = node or default_node(device)

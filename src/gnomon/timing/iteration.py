@@ -164,14 +164,10 @@ def with_draft(
         at = np.minimum(np.rint(target.decodes_axis).astype(int), counts[-1])
         mixed_s = _plus(mixed_s, draft.prefill_s[:, :, :, None, None] + decode_s[:, at][:, None, None])
     return target._replace(
-        token_s=_plus(target.token_s, draft.token_s),
-        expert_s=_plus(target.expert_s, draft.expert_s),
-        prompt_s=_plus(target.prompt_s, draft.prompt_s),
-        prefill_s=_plus(target.prefill_s, draft.prefill_s),
-        decode_s=_plus(target.decode_s, decode_s),
-        mixed_s=mixed_s,
-        host_s=hosts,
-    )
+        token_s=_plus(target.token_s, draft.token_s), expert_s=_plus(target.expert_s, draft.expert_s),
+        prompt_s=_plus(target.prompt_s, draft.prompt_s), prefill_s=_plus(target.prefill_s, draft.prefill_s),
+        decode_s=_plus(target.decode_s, decode_s), mixed_s=mixed_s, host_s=hosts,
+    )  # fmt: skip
 
 
 def _plus(target: Floats, draft: Floats) -> Floats:

@@ -233,16 +233,10 @@ class _Step:
         }
         flops = sum(one.flops for one in self.passes) * 3.0 * c.num_microbatches * (c.gpus // c.pipeline_parallel)
         return TrainStep(
-            c,
-            step_s,
-            {part: parts[part] for part in PARTS if abs(parts.get(part, 0.0)) > 1e-9},
-            flops,
-            self.compute.device.flops(stages.SCHEMES[c.precision]),
-            memory_of(c),
-            phases,
-            self.compute.timer.notes() if c.timing.source not in ("auto", "roofline") else [],
-            run,
-        )
+            c, step_s, {part: parts[part] for part in PARTS if abs(parts.get(part, 0.0)) > 1e-9}, flops,
+            self.compute.device.flops(stages.SCHEMES[c.precision]), memory_of(c), phases,
+            self.compute.timer.notes() if c.timing.source not in ("auto", "roofline") else [], run,
+        )  # fmt: skip
 
     @property
     def _copies(self) -> float:
@@ -269,20 +263,12 @@ class _Step:
             return np.array([part(one) for one in self.passes])
 
         return StageSeconds(
-            per_stage(lambda one: one.forward_s),
-            per_stage(lambda one: sum(one.input_grad.values())),
-            per_stage(lambda one: sum(one.weight_grad.values())),
-            send,
-            latency,
-            sync,
-            gather,
+            per_stage(lambda one: one.forward_s), per_stage(lambda one: sum(one.input_grad.values())),
+            per_stage(lambda one: sum(one.weight_grad.values())), send, latency, sync, gather,
             per_stage(lambda one: one.forward.get(EXCHANGE, 0.0)),
-            per_stage(lambda one: one.input_grad.get(EXCHANGE, 0.0)),
-            self._buckets,
-            self._is_gathered_anew,
-            c.pipeline_parallel > 1 and self.exchange.has_own_links,
-            self.compute.constants.beside_impact,
-        )
+            per_stage(lambda one: one.input_grad.get(EXCHANGE, 0.0)), self._buckets, self._is_gathered_anew,
+            c.pipeline_parallel > 1 and self.exchange.has_own_links, self.compute.constants.beside_impact,
+        )  # fmt: skip
 
     def _hidden_s(self, run: Run, s: StageSeconds, rank: int) -> float:
         """What a rank saves where passes run together, from those that ran to all of the step."""

@@ -386,20 +386,13 @@ def _row(one: Scored) -> dict[str, Any]:
     row, step = one.row, one.step
     assert step is not None
     return {
-        "source": row.source,
-        "row": row.name,
-        "family": row.family,
-        "fitted": row.is_fitted,
-        "judged": row.is_gated and not row.is_fitted,
-        "step_s": row.step_s,
-        "predicted_s": step.step_s,
+        "source": row.source, "row": row.name, "family": row.family, "fitted": row.is_fitted,
+        "judged": row.is_gated and not row.is_fitted, "step_s": row.step_s, "predicted_s": step.step_s,
         "tokens_per_gpu_s": step.config.tokens_per_step / row.step_s / step.config.gpus if row.step_s else None,
-        "predicted_tokens_per_gpu_s": step.tokens_per_gpu_s,
-        "step_error": one.step_error,
-        "peak_gib": row.peak_bytes / GIB if row.peak_bytes else None,
-        "predicted_gib": step.memory.peak_bytes / GIB,
+        "predicted_tokens_per_gpu_s": step.tokens_per_gpu_s, "step_error": one.step_error,
+        "peak_gib": row.peak_bytes / GIB if row.peak_bytes else None, "predicted_gib": step.memory.peak_bytes / GIB,
         "memory_error": one.memory_error,
-    } | {f"{phase}_error": one.phase_error(phase) for phase in ("forward", "backward", "optimizer")}
+    } | {f"{phase}_error": one.phase_error(phase) for phase in ("forward", "backward", "optimizer")}  # fmt: skip
 
 
 def _group(key: tuple[str, str, str, str], ones: Sequence[Scored]) -> dict[str, Any]:

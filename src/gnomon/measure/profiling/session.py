@@ -155,25 +155,15 @@ class Session:
         for n, k in shapes.gemm:
             most = max(self.limits.points, len(gemm_tokens) + self.limits.held_out)
             self._curve(
-                "gemm",
-                (shapes.dtype,),
-                (n, k),
-                gemm_tokens,
-                partial(operators.gemm, self.pool, n=n, k=k),
-                progress,
+                "gemm", (shapes.dtype,), (n, k), gemm_tokens, partial(operators.gemm, self.pool, n=n, k=k), progress,
                 most,
-            )
+            )  # fmt: skip
             self.pool.release()
         for n, k in shapes.head:
             self._curve(
-                "gemm",
-                (shapes.dtype,),
-                (n, k),
-                sequences,
-                partial(operators.gemm, self.pool, n=n, k=k),
-                progress,
+                "gemm", (shapes.dtype,), (n, k), sequences, partial(operators.gemm, self.pool, n=n, k=k), progress,
                 len(sequences) + 6,
-            )
+            )  # fmt: skip
             self.pool.release()
         for operator, width in shapes.elementwise:
             sizes = sequences if operator == "sampler" else tokens

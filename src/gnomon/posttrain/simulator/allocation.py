@@ -215,14 +215,8 @@ class Ownership:
         return tuple(gpu for gpu, name in enumerate(self._owner) if name == owner)
 
     def hand_over(
-        self,
-        gpus: Iterable[int],
-        owner: str,
-        when: float,
-        *,
-        meanwhile: str | None = None,
-        at: float | None = None,
-    ) -> None:
+        self, gpus: Iterable[int], owner: str, when: float, *, meanwhile: str | None = None, at: float | None = None,
+    ) -> None:  # fmt: skip
         """`owner` has the GPUs from `when` on; from `at` until then they are `meanwhile`'s."""
         for gpu in gpus:
             if meanwhile is not None:

@@ -75,17 +75,13 @@ def settings_of(config: Posttrain, placement: Placement) -> dict[str, Any]:
     """What a snapshot says that does not change."""
     a = config.algorithm
     return {
-        "num_minibatches": a.num_fetches,
-        "group_size": a.group_size,
-        "num_gpus": config.cluster.num_gpus,
+        "num_minibatches": a.num_fetches, "group_size": a.group_size, "num_gpus": config.cluster.num_gpus,
         "rollout_gpus": config.rollout.num_gpus,
         "inference_gpus": config.inference.num_gpus if a.recompute_logprobs else 0,
-        "max_running": config.rollout.max_running,
-        "valid_actor_sizes": tuple(valid_actor_sizes(config)),
-        "initial": placement.by_name(),
-        "groups_needed": a.rollout_batch_size,
+        "max_running": config.rollout.max_running, "valid_actor_sizes": tuple(valid_actor_sizes(config)),
+        "initial": placement.by_name(), "groups_needed": a.rollout_batch_size,
         "migration_s": config.transitions.migration_s,
-    }
+    }  # fmt: skip
 
 
 def snapshot_of(step: StepState, point: Point) -> Snapshot:

@@ -14,17 +14,10 @@ _BATCHES = 0  # in memory: how many were admitted so far
 
 
 @batching_policy(
-    "faster_transformer",
-    max_sequences_of="batch",
-    max_batch_tokens_of="nothing",
-    chunks_prompts=False,
-    mixes=False,
-    reserves="longest",
-    has_prefix_cache=False,
-    has_chunk_cap=False,
-    holds_back="admits nobody until the whole batch is done",
-    memory=1,
-)
+    "faster_transformer", max_sequences_of="batch", max_batch_tokens_of="nothing", chunks_prompts=False, mixes=False,
+    reserves="longest", has_prefix_cache=False, has_chunk_cap=False,
+    holds_back="admits nobody until the whole batch is done", memory=1,
+)  # fmt: skip
 def faster_transformer(replica: Replica) -> None:
     """Go on with the batch that has waited longest; admit a new one only when there is none.
 

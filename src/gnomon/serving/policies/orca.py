@@ -30,14 +30,9 @@ def is_never_outgrown(replica: Replica) -> bool:
 
 
 @batching_policy(
-    "orca",
-    max_sequences_of="batch",
-    max_batch_tokens_of="nothing",
-    chunks_prompts=False,
-    reserves="longest",
-    has_prefix_cache=False,
-    has_chunk_cap=False,
-)
+    "orca", max_sequences_of="batch", max_batch_tokens_of="nothing", chunks_prompts=False, reserves="longest",
+    has_prefix_cache=False, has_chunk_cap=False,
+)  # fmt: skip
 def orca(replica: Replica) -> None:
     """One token for each running request, then whole prompts of new ones, in one mixed batch."""
     state, running = replica.state, replica.running

@@ -28,14 +28,9 @@ def has_room_for(replica: Replica, r: int) -> bool:
 
 
 @batching_policy(
-    "vllm",
-    max_sequences_of="stages",
-    max_batch_tokens_of="prefill",
-    chunks_prompts=False,
-    mixes=False,
-    has_prefix_cache=False,
-    has_chunk_cap=False,
-)
+    "vllm", max_sequences_of="stages", max_batch_tokens_of="prefill", chunks_prompts=False, mixes=False,
+    has_prefix_cache=False, has_chunk_cap=False,
+)  # fmt: skip
 def vllm(replica: Replica) -> None:
     """Batch whole prompts while they fit; if none does, one token for every running request, oldest first.
 

@@ -144,16 +144,11 @@ def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
 
 
 @batching_policy(
-    "vllm_v1",
-    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
-    max_batch_tokens_of="iteration",
-    engine="vllm",
-    speculates=True,
-    recomputes_last_token=True,
+    "vllm_v1", defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="iteration", engine="vllm", speculates=True, recomputes_last_token=True,
     holds_back="admits new requests in every Nth iteration only (prefill_interval)",
-    options={"prefill_interval": 1.0, "reserve_full_prompt": 1.0},
-    memory=1,
-)
+    options={"prefill_interval": 1.0, "reserve_full_prompt": 1.0}, memory=1,
+)  # fmt: skip
 def vllm_v1(replica: Replica) -> None:
     """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
     if continue_running(replica):
