@@ -20,9 +20,9 @@ POLICIES = (
     "drr", "dlpm",
 )  # fmt: skip
 ROUTERS = (
-    "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv", "least_prefill_tokens",
-    "lmetric", "sticky_session", "sticky_until_full", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp",
-    "llmd", "llmd_estimated", "learned", "dynamo_kv", "cache_aware", "hash_spill", "gateway",
+    "random", "round_robin", "front_ends", "least_outstanding", "vidur_lor", "power_of_two", "least_kv",
+    "least_prefill_tokens", "lmetric", "sticky_session", "sticky_until_full", "prefix_aware", "predicted_latency",
+    "lookahead", "vllm_dp", "llmd", "llmd_estimated", "learned", "dynamo_kv", "cache_aware", "hash_spill", "gateway",
 )  # fmt: skip
 
 plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")

@@ -164,6 +164,22 @@ def test_deepgemm_converts_scales_on_blackwell_from_0_10_2_to_0_11(device, versi
 
 
 @pytest.mark.parametrize(
+    ("model", "dtype", "version", "exposed_s"),
+    [
+        ("deepseek-r1", "auto", "1.1.0", 50e-6),
+        ("deepseek-r1", "auto", "1.2.0", 25e-6),
+        ("deepseek-r1", "nvfp4_mlp_and_output", "1.1.0", 25e-6),
+        ("deepseek-r1", "nvfp4_mlp_and_output", "", 0.0),
+        ("llama-3-8b", "auto", "1.1.0", 0.0),
+    ],
+)
+def test_scaled_products_and_gaps_between_kernels_take_time_over_latents(model, dtype, version, exposed_s):
+    """TensorRT-LLM starts a kernel while the one before ends from 1.2 on."""
+    chosen = scenario(model=model, timing={"dtype": dtype}, engine={"name": "trtllm", "version": version})
+    assert chosen.timing.host.exposed_per_layer_s == exposed_s
+
+
+@pytest.mark.parametrize(
     ("name", "version", "drafts", "overlap"),
     [
         ("vllm", "", {"draft_layers": 1}, True),

@@ -67,6 +67,14 @@ def test_round_robin_takes_turns() -> None:
     assert [ROUTERS["round_robin"].route(fleet, 0) for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
+def test_front_ends_take_turns_in_orders_of_their_own() -> None:
+    """Of two front ends the draws say 1, 2, 0 and 2, 0, 1; they are asked in turn."""
+    fleet = fleet_of(OF_THREE, router="front_ends")
+    drawn = np.array([[0.9, 0], [0.1, 0], [0.5, 0], [0.4, 0], [0.7, 0], [0.2, 0]])
+    fleet = fleet._replace(draws=drawn, parameters=np.array([2.0]))
+    assert [ROUTERS["front_ends"].route(fleet, 0) for _ in range(7)] == [1, 2, 2, 0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("outstanding", "expected"), [([3, 1, 2], 1), ([1, 1, 0], 2), ([2, 1, 1], 1), ([0, 0, 0], 0), ([5, 5, 4], 2)]
 )

@@ -291,10 +291,14 @@ def test_tensorrt_llm_launches_rotation_and_norms_with_others() -> None:
     assert (num_kernels(latents, "trtllm"), num_kernels(latents + reduce, "trtllm")) == (10, 8)
 
 
-def test_tritons_experts_in_four_bits_launch_thirteen_kernels_twice_in_tensorrt_llm() -> None:
+def test_tensorrt_llm_launches_experts_in_one_call_but_for_tritons_thirteen_kernels_which_count_twice() -> None:
+    """Quantising and the call; routing, quantising and the call."""
     four = [Operator("experts", "token", 2, Experts(8, 8, 2, 64, 24, 3, weight_format("mxfp4")))]
-    assert (num_kernels(four, "trtllm", "triton"), num_kernels(four, "trtllm", "trtllm")) == (52, 14)
-    assert num_kernels(four, "vllm", "triton") == 14
+    assert [num_kernels(four, "trtllm", kernel) for kernel in ("triton", "trtllm", "cutlass", "")] == [52, 4, 6, 14]
+    assert [num_kernels(four, engine, kernel) for engine, kernel in (("vllm", "triton"), ("sglang", "trtllm"))] == [
+        14,
+        14,
+    ]
 
 
 def test_prompts_in_graphs_leave_attention_to_be_launched() -> None:
@@ -317,7 +321,7 @@ def test_the_longest_of_a_batch_runs_on_with_one_share_of_the_bandwidth() -> Non
 
 def test_operators_that_engines_launch_as_several_kernels() -> None:
     """A product in scaled blocks quantises first (2); one on a second stream waits and is waited for (2), in blocks 3;
-    latents that are expanded for each head take 8, compressed ones 3; the recurrence of linear attention takes 20,
+    latents that are expanded for each head take 8, compressed ones 3; the recurrence of linear attention takes 28,
     penalties counted anew 20, and sorting the vocabulary 10."""
     blocks = Gemm(8, 8, weight_format("fp8_block"))
     several = [
@@ -326,7 +330,7 @@ def test_operators_that_engines_launch_as_several_kernels() -> None:
         (Operator("shared", "token", 1, blocks, is_beside=True), 3),
         (Operator("attention_prefill", "attention_prefill", 1, Prefill(4, 4, 12, 8, 2.0)), 8),
         (Operator("attention_prefill", "attention_prefill", 1, Prefill(4, 1, 12, 8, 2.0)), 3),
-        (Operator("linear_prefill", "prompt_token", 1, Recurrence("gdn", 1, 1, 8, 8, 4)), 20),
+        (Operator("linear_prefill", "prompt_token", 1, Recurrence("gdn", 1, 1, 8, 8, 4)), 28),
         (Operator("penalties", "sequence", 1, Sampling("penalties", 100)), 20),
         (Operator("top_k_top_p", "sequence", 1, Sampling("sort", 100)), 10),
     ]

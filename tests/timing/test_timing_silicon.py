@@ -406,6 +406,18 @@ def test_the_installed_package_covers_llama(gpu: str, engine: str) -> None:
     assert 0 < source.uncertainty(operators["qkv_proj"]) < 0.2
 
 
+@pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed")
+@pytest.mark.parametrize(
+    ("engine", "inside"), [("vllm", set()), ("sglang", {"kv_write"}), ("trtllm", {"rotary", "kv_write"})]
+)
+def test_what_was_measured_with_attention_over_heads_takes_no_time_of_its_own(engine: str, inside: set[str]) -> None:
+    tables.data_folder.cache_clear()
+    c = context(gpu="h200", engine=engine)
+    source, operators = source_of(c), graph(c)
+    for name in ("rotary", "kv_write"):
+        assert (source.seconds(operators[name], np.array([64.0]))[0] == 0.0) == (name in inside)
+
+
 def test_auto_takes_silicon_where_it_is_installed_and_says_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timer(name: str, gpu: str) -> Timer:
         chosen, cut = device(gpu), Parallelism(tensor_parallel=8)

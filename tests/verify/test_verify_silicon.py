@@ -270,7 +270,7 @@ def test_the_command_ends_with_exit_code_1_when_worse_than_recorded(
 def test_sweeps_held_out_are_recorded() -> None:
     odd = next(s for s in servers() if s.family == "inferencex" and s.mode == "agg" and is_in_held_out_sweep(s))
     worse = Verdict([Scored(odd, Prediction(9 * odd.ttft_s, odd.tpot_s))], is_whole=True).worse
-    assert any("by sweeps: ttft_mape is 800.0%, worse than the recorded 16.4%" in line for line in worse)
+    assert any("by sweeps: ttft_mape is 800.0%, worse than the recorded 16.1%" in line for line in worse)
 
 
 def test_fewer_predicted_servers_are_worse() -> None:
@@ -328,8 +328,16 @@ def test_workers_apart_have_the_settings_of_their_recipe() -> None:
     assert (prefill.batching.max_batch_tokens, prefill.batching.max_sequences) == (16640, 2)
     assert (decode.batching.max_sequences, decode.timing.graph_sizes) == (16, (1, 2, 4, 8, 16))
     assert found.front_end.stream_interval == 100
-    assert (found.router.name, found.disaggregation.decode_router.name) == ("least_outstanding", "round_robin")
+    assert (found.router.name, found.disaggregation.decode_router.name) == ("least_outstanding", "front_ends")
     assert found.disaggregation.link == "nvlink"
+    assert found.timing.dtype == "nvfp4_mlp_and_output" and prefill.timing.host.exposed_per_layer_s == 0.0
+
+
+def test_tensorrt_llm_of_2025_is_1_1_where_a_row_says_no_version() -> None:
+    one = by_id("dsr1_gb200_trtllm_fp4_disagg_8192x1024_c44_cfg388")
+    assert scenario_of(one).engine.version == ""
+    assert scenario_of(replace(one, date="2025-12-19", version="0.5.1-rc0.pre3")).engine.version == "1.1.0rc2.post2"
+    assert scenario_of(replace(one, date="2025-12-19", version="1.2.0rc2")).engine.version == "1.2.0rc2"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ ROUTERS: Registry[RouterSpec] = Registry(
     built_in={
         name: f"gnomon.serving.routers.{name}"
         for name in (
-            "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv",
+            "random", "round_robin", "front_ends", "least_outstanding", "vidur_lor", "power_of_two", "least_kv",
             "least_prefill_tokens", "lmetric", "sticky_session", "sticky_until_full", "prefix_aware",
             "adapter_aware", "predicted_latency", "unselfish", "lookahead", "vllm_dp", "llmd", "llmd_estimated",
             "dynamo_kv", "cache_aware", "hash_spill", "gateway", "learned",

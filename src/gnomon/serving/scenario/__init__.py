@@ -197,7 +197,9 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
         raise UnknownNameError(f"version of {chosen.name}", chosen.version, known, where="engine.version")
     usual = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
     model, device = usual["model"], usual["device"]
-    sections = preset.sections(model, device, chosen.version, _drafting(_keys(ReplicaConfig, data.get("replica"))))
+    drafting = _drafting(_keys(ReplicaConfig, data.get("replica")))
+    dtype = str(_keys(TimingConfig, data.get("timing")).get("dtype") or "auto")
+    sections = preset.sections(model, device, chosen.version, drafting, dtype)
     sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
     batching = _keys(BatchingConfig, data.get("batching"))
     if batching.get("policy") not in (None, sections["batching"]["policy"]):

@@ -53,6 +53,7 @@ class Case:
 
     model: str
     attention: AttentionFamily | None
+    products: str
     device: str
     memory_gb: float
     version: str
@@ -66,6 +67,8 @@ class When(Config):
     """Patterns of model names."""
     attention: tuple[AttentionFamily, ...] = ()
     """Families of the model's attention."""
+    products: tuple[str, ...] = ()
+    """Number formats of attention's projections."""
     devices: tuple[str, ...] = ()
     """Patterns of device names."""
     not_devices: tuple[str, ...] = ()
@@ -83,6 +86,7 @@ class When(Config):
         return (
             (not self.models or any(fnmatch(case.model, pattern) for pattern in self.models))
             and (not self.attention or case.attention in self.attention)
+            and (not self.products or case.products in self.products)
             and (not self.devices or any(fnmatch(case.device, pattern) for pattern in self.devices))
             and not any(fnmatch(case.device, pattern) for pattern in self.not_devices)
             and (self.memory_gb_from is None or case.memory_gb >= self.memory_gb_from)
@@ -112,12 +116,14 @@ class EnginePreset(Config):
     sampling: tuple[SamplerEra, ...]
     """How its versions choose tokens, in their order."""
 
-    def sections(self, model: str, device: str, version: str = "", drafting: Drafting | None = None) -> Sections:
+    def sections(
+        self, model: str, device: str, version: str = "", drafting: Drafting | None = None, dtype: str = "auto"
+    ) -> Sections:
         """The preset's values for a scenario, by section."""
         values = {key: setting.value for key, setting in self.settings.items()}
-        name, attention = _known_model(model)
+        name, attention, products = _known_model(model, dtype)
         gpu, memory_gb = _known_device(device)
-        case = Case(name, attention, gpu, memory_gb, version, drafting)
+        case = Case(name, attention, products, gpu, memory_gb, version, drafting)
         for variant in self.variants:
             if variant.when.matches(case):
                 values |= variant.settings
@@ -165,13 +171,13 @@ def _known_device(name: str) -> tuple[str, float]:
     return known.name, known.memory_gb
 
 
-def _known_model(name: str) -> tuple[str, AttentionFamily | None]:
-    """What the catalog calls a model, however it is spelled (deepseek-ai/DeepSeek-R1, a path), and the family of its
-    attention. Where none is named, none is meant: no path either."""
+def _known_model(name: str, dtype: str) -> tuple[str, AttentionFamily | None, str]:
+    """What the catalog calls a model, however it is spelled (deepseek-ai/DeepSeek-R1, a path), the family of its
+    attention, and the number format of its projections. Where none is named, none is meant: no path either."""
     if not name:
-        return name, None
+        return name, None, ""
     try:
         known = catalog.model(name)
+        return known.name.lower(), known.attention_family, known.precision(dtype)["attention"].name
     except (GnomonError, OSError):
-        return name, None
-    return known.name.lower(), known.attention_family
+        return name, None, ""

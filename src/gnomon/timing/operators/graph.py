@@ -108,8 +108,8 @@ def num_kernels(
     names = {one.name for one in launched}
     fused = _fused_in_trtllm(names) if engine == "trtllm" else set()
     left = names & _OUTSIDE_GRAPHS if prompt_graphs else names
-    has_triton = engine == "trtllm" and expert_kernel == "triton"
-    return sum(one.count * _launches(one, has_triton) for one in launched if one.name in left - fused)
+    experts = _EXPERTS.get(expert_kernel, 7) if engine == "trtllm" else 7
+    return sum(one.count * _launches(one, experts) for one in launched if one.name in left - fused)
 
 
 _OUTSIDE_GRAPHS = {
@@ -126,22 +126,21 @@ def _fused_in_trtllm(names: Collection[str]) -> set[str]:
     return in_attention | ({"attn_norm", "mlp_norm"} if "attn_all_reduce" in names else set())
 
 
-_TRITON_EXPERTS = 26
-"""TensorRT-LLM's experts in MXFP4 by OpenAI's Triton kernels (`fused_moe_triton.py`): eight to route, one to quantise,
-two products, two to sum, which count twice (see below). vLLM's eager decodes of many sequences show nothing of it."""
+_EXPERTS = {"trtllm": 2, "cutlass": 3, "triton": 26}
+"""What TensorRT-LLM launches for the experts of a layer (`modules/fused_moe`): it quantises, and one call does all;
+routes, quantises and one call; OpenAI's, 13 of Triton's kernels, which count twice (see below). Others choose, sort,
+quantise, multiply twice, activate and sum: FlashInfer's wrappers turn scales and logits first."""
 
 
-def _launches(operator: Operator, has_triton: bool) -> int:
+def _launches(operator: Operator, experts: int) -> int:
     """What PyTorch engines launch for one call of an operator."""
     match operator.work:
         case Sampling(method=method):
             return LAUNCHES[method]
-        case Experts(format=form) if has_triton and form.name == "mxfp4":
-            return _TRITON_EXPERTS
-        case Experts():  # Choosing, sorting, quantising, two products, the activation, the sum.
-            return 7
-        case Recurrence():  # Convolution, gates, norms of queries and keys, six for the chunks of the recurrence: ten
-            return 20  # of Triton's, whose launcher and wrappers in Python take twice as long as a call into a library.
+        case Experts():
+            return experts
+        case Recurrence():  # Splitting, convolution, gates, two norms, six for the chunks: 11 of Triton's, whose
+            return 28  # wrappers in Python take as long as two calls; three copies, and states in and out.
         case Prefill(num_heads=heads, num_kv_heads=expanded, qk_dim=qk, v_dim=v) if qk != v:
             return 8 if heads == expanded else 3  # Latents: split, rotated, joined; expanded and copied for each head.
     is_quantized = isinstance(operator.work, Gemm) and operator.work.format.name == "fp8_block"

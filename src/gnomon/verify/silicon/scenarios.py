@@ -20,12 +20,14 @@ ten days; servers of the 14th still waited for kernels to be compiled, one of th
 SRT_SINCE = "2026-01-01"
 DYNAMO_ROUNDS, SRT_ROUNDS = (5, 5), (2, 10)
 """Prefill and decode apart: warm-up and measured requests for each in flight. SGLang's of 2025 were sent by Dynamo's
-own scripts (components/backends/sglang/slurm_jobs/scripts/sa-bench), the others by srt-slurm's; both warmed up."""
+own scripts, the others by srt-slurm's; both warmed up."""
 
 ACCEPTANCE = 0.65
 """Chance that a drafted token is accepted if those before it were, on InferenceX's random prompts. Fitted to drafting
-servers with an even crc32(id), one figure for all models, engines and numbers of drafts. (Curves measured on coding
-prompts yield a fifth more tokens per round.)"""
+servers with an even crc32(id), one figure for all models, engines and numbers of drafts."""
+
+TRTLLM_2025, TRTLLM_2025_UNTIL = "1.1.0rc2.post2", "2026-01-01"
+"""InferenceX's TensorRT-LLM in 2025, where a row does not say it or names Dynamo's version."""
 
 ONE_NVLINK_DOMAIN = ("gb200", "gb300")  # Systems whose workers are linked by NVLink: 72 GPUs in one rack.
 
@@ -89,6 +91,7 @@ def _roles(server: Server) -> dict[str, Any]:
             {"role": role, "num_replicas": count, **_worker(server, layout, launch)}
             for role, count, layout, launch in sides
         ],
+        "timing": {"dtype": _scheme(server)},
         "router": prefill.router,
         "disaggregation": {
             "decode_router": decode.router,
@@ -168,6 +171,8 @@ def _scheme(server: Server) -> str:
 def _version(server: Server) -> str:
     """The engine's version where it is one; nightly builds and images of another product are taken for the newest."""
     version = server.version or ""
+    if server.engine == "trtllm" and server.family == "inferencex" and "" < server.date < TRTLLM_2025_UNTIL:
+        version = version if version[:2] == "1." else TRTLLM_2025
     return version if is_known(version, engine(server.engine).versions) else ""
 
 
@@ -183,9 +188,8 @@ def _reply_s(server: Server) -> float:
 
 
 SPREAD = 0.1
-"""NVIDIA's sweeps: by how much of the nominal length answers are shorter or longer. Their client is not known. Under
-engines that compute prompts beside decodes, first tokens came so early that requests cannot have moved in step, as they
-do in a simulation with equal lengths; SGLang, which lets decodes wait for prompts, keeps them in step."""
+"""NVIDIA's sweeps: by how much of the nominal length answers are shorter or longer, but under SGLang, which keeps
+requests in step (docs/accuracy.md)."""
 
 
 def workload_of(server: Server) -> dict[str, Any]:

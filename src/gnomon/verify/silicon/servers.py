@@ -2,22 +2,16 @@
 
 The file comes with the package aiconfigurator-core (extra [silicon]). Seven things in it need care:
 
-- `tp_size`, `attention_dp_size`, `moe_tp_size` and `moe_ep_size` are written so that tp x dp = moe_tp x moe_ep. Where a
-  server ran its experts in parallel, the file multiplies the degrees (8 GPUs with TP 8 and EP 8 become 64 ranks): the
-  GPUs are read from the row's name, or as the root of that product.
-- rows of vLLM with tp = dp > 1 ran tensor-parallel attention and expert-parallel experts: other exports of the same
-  measurements (equal TTFT and TPOT) say so, and their launch scripts know no other way.
+- the four degrees are written so that tp x dp = moe_tp x moe_ep. Where experts ran in parallel the file multiplies them
+  (8 GPUs with TP 8 and EP 8 become 64 ranks): GPUs are read from the row's name, or as the root of that product.
+- rows of vLLM with tp = dp > 1 ran tensor-parallel attention and expert-parallel experts, as other exports of the same
+  measurements say.
 - `batch_size` is the client's concurrency divided by the attention groups, `decode_batch_size` by those of all decode
   workers; the concurrency itself is in `silicon_data_source`, but for a few sweeps.
-- exports called `...-gap-analysis.csv` repeat InferenceX's servers: each of their rows has a twin there with the same
-  layout, lengths and concurrency and the same figures, rounded to 10 microseconds. The day is the twin's.
-- some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`. Those of TensorRT-LLM
-  that have a disaggregated twin (the same GPUs, lengths and concurrency a month later) take its workers; of the others
-  no layout is known.
-- rows of gpt-oss on H100 in vLLM with 512 requests (December 2025): InferenceX's benchmarks/gptoss_fp4_h100_docker.sh
-  between those of 2025-10-30 and 2026-01-05 (in public copies: billishyahao/InferenceMAX at 14068bc8,
-  ishandhanani/InferenceMAX at d22bf9ca) starts the server with `--max-num-seqs=$CONC` and the client with
-  `--max-concurrency 512`, ten prompts for each of `$CONC`. The row keeps the 512 and not `$CONC`.
+- rows of `...-gap-analysis.csv` have twins with the same layout, load and figures, whose day is theirs.
+- some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`; those of TensorRT-LLM
+  that have a twin a month later take its workers.
+- rows of gpt-oss on H100 in vLLM with 512 requests (December 2025) keep what their script told the client.
 """
 
 import re

@@ -9,11 +9,7 @@ from gnomon.timing.operators import Operator, Recurrence
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, nearest, read_kernels, scaled
 from gnomon.timing.sources.silicon.tables import Table
 
-_TABLES = {
-    "gdn": ("linear_attention", "gdn_perf"),
-    "mamba2": ("linear_attention", "mamba2_perf"),
-    "kda": ("kda", "kda_perf"),
-}
+_FAMILIES = {"gdn": "linear_attention", "mamba2": "linear_attention", "kda": "kda"}
 _STAND_IN = "gdn"
 """Of Mamba-2 only the convolution was measured. Gated DeltaNet has the same parts: a convolution, and a recurrence over
 a state of keys x values per head, in chunks of a prompt or step by step."""
@@ -33,8 +29,7 @@ def find_recurrence(query: Query, operator: Operator, work: Recurrence) -> Found
 
 
 def _find(query: Query, operator: Operator, work: Recurrence) -> Found | None:
-    family, name = _TABLES[work.kernel]
-    tables = query.tables(family, name)
+    tables = query.tables(_FAMILIES[work.kernel], f"{work.kernel}_perf")
     for table in tables:
         found = exact(recurrence_kernels(table, work.kernel, work.is_step), operator, table)
         if found:

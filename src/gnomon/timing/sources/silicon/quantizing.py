@@ -35,8 +35,7 @@ def find_quantize(query: Query, operator: Operator, work: Elementwise) -> Found 
 @lru_cache(maxsize=64)
 def quantize_kernels(table: Table) -> Kernels:
     """Samples by width, over rows."""
-    rows = table.rows("m", "k", "quant_dtype", "latency").filter(pl.col("quant_dtype") == "fp8")
-    return read_kernels(table, rows, "quantize", ("k",), ("m",))
+    return read_kernels(table, quantize_points(table), "quantize", ("k",), ("m",))
 
 
 @lru_cache(maxsize=64)

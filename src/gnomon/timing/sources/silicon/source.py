@@ -26,6 +26,8 @@ from gnomon.timing.sources.silicon.tables import SYSTEMS, data_folder
 
 _SPARSE_MODULES = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}
 """Width of a model -> the module of its sparse attention, as the tables call it."""
+_WITH_HEADS = {"trtllm": {"rotary", "kv_write"}, "sglang": {"kv_write"}}
+"""What was measured with attention over heads: TensorRT-LLM's rotates and writes KV itself, SGLang's writes it."""
 _COMPRESSED_MODELS = {7168: "Pro", 4096: "Flash"}  # Width of a DeepSeek-V4 -> which of them it is.
 
 
@@ -136,6 +138,7 @@ class Silicon(Measured):
     def _note_module(self) -> None:
         """Where latent attention was measured as a module, its small kernels take no time of their own."""
         if not self._has_modules:
+            self.bundle.included |= self._with_heads()
             return
         graph = {one.name: one for one in self._context.operators()}
         self._graph = graph
@@ -146,6 +149,12 @@ class Silicon(Measured):
         ]
         if all(found and found[1] for found in both):
             self.bundle.included |= latent.INSIDE
+
+    def _with_heads(self) -> set[str]:
+        """What the tables of attention over heads contain, where all of them are one engine's."""
+        both = [one for one in self._context.operators() if isinstance(one.work, operators.Prefill | operators.Decode)]
+        engines = {self.provenance(one).split()[2] for one in both if self._find(one)}
+        return _WITH_HEADS.get(engines.pop(), set()) if len(engines) == 1 else set()
 
     @property
     def _has_modules(self) -> bool:
