@@ -23,10 +23,10 @@ from gnomon.search import load_curve as headroom
 from gnomon.search import study as answers
 from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig, SloTargets
-from gnomon.search.evaluate import Record, Task, _first_met, bound_of, smallest_fleet
+from gnomon.search.evaluate import Record, Task, _first_met, bound_of, sequence, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
 from gnomon.search.results import ResultsFile
-from gnomon.search.slo import Gaps, Price, Verdict, _statistic, price, rate_for, score, shown
+from gnomon.search.slo import Gaps, Price, Verdict, _statistic, least_excess, price, rate_for, score, shown
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import Found, _half_widths, _repeats, finished_search, front, latency_axes
 from gnomon.search.users import both_loops
@@ -660,7 +660,7 @@ def test_sequences_that_failed_are_not_counted() -> None:
 def test_a_prober_counts_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     verdict = Verdict(2.0, "ttft_s p90", {}, 1.0, 0.0)
-    monkeypatch.setattr(capacities, "run", lambda setup, requests: seen.append(len(requests)))
+    monkeypatch.setattr(capacities, "run", lambda setup, requests, look: seen.append(len(requests)))
     monkeypatch.setattr(capacities, "judge", lambda done, targets: verdict)
     times = np.arange(8000.0)
     offered = replace(requests_of(times, [9] * 8000, [2] * 8000), shape=ArrivalShape(times, 1.0))
@@ -672,6 +672,43 @@ def test_a_prober_counts_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     prober.unless_hopeless(3.0, 3999)
     assert seen[2:] == [3999], "a quarter of that says nothing"
     assert (prober.runs, prober.simulated) == (3, 100 + 2000 + 3999)
+
+
+def test_the_least_that_those_who_still_wait_will_have_waited() -> None:
+    """At 7 s one has ended after 1 + 4 s, one has its first token after 2 s, one waits since 3 s, one is still to come:
+    TTFT is at least 1, 2, 4 and 0 s, E2E 5, 6, 4 and 0 s."""
+    names = ("arrival_s", "first_token_s", "last_token_s", "finished_s")
+    rows = [(0.0, 1.0, 5.0, 5.0), (1.0, 3.0, 7.0, -1.0), (3.0, -1.0, -1.0, -1.0), (9.0, -1.0, -1.0, -1.0)]
+    requests = np.array(rows, [(name, np.float64) for name in names]).view(np.recarray)
+    limits = build(SloTargets, {"ttft_s": {"p50": 1.0, "max": 5.0}, "e2e_s": {"mean": 5.0}, "tbt_s": {"p99": 1e-9}})
+    found = least_excess(requests, limits)
+    assert (found.worst, found.excess, found.figures) == ("ttft_s p50", 1.5, {"e2e_s p50": 4.5})
+    assert least_excess(requests, SloTargets()).met
+
+
+@pytest.mark.parametrize("policy", ["vllm_v1", "sarathi", "orca"])
+def test_giving_up_what_is_hopeless_changes_no_capacity(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = []
+    monkeypatch.setattr(capacities._GivenUp, "__init__", lambda self, verdict: given_up.append(verdict))
+    asked = question(space={"batching": [policy]}, effort={"min_requests": 1000, "max_requests": 4000})
+    setup = scenario_of(asked, candidates(asked)[0])
+    offered = sequence(asked, setup)
+    found = []
+    for gives_up in (False, True):
+        prober = capacities.Prober(setup, offered, asked.slo, gives_up=gives_up)
+        found.append(find_capacity(prober, 10 * rate_bound(setup, offered), asked.effort, 1))
+        found.append((prober.runs, prober.simulated))  # type: ignore[arg-type]
+    assert found[:2] == found[2:]
+    assert given_up and all(one.excess > capacities.HOPELESS for one in given_up)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "vllm_v1", "sglang", "sarathi", "orca"])
+def test_what_few_requests_say_is_surely_below_the_saturation(policy: str) -> None:
+    asked = question(space={"batching": [{"policy": policy, "max_sequences": [4, 256]}]}, effort={"max_requests": 8000})
+    for one in candidates(asked)[:2]:
+        setup = scenario_of(asked, one)
+        prober = capacities.Prober(setup, sequence(asked, setup), asked.slo)
+        assert 0.2 * prober.saturation[0] < prober._surely_sustained < 0.65 * prober.saturation[0]
 
 
 def test_copies_are_bounded() -> None:

@@ -8,15 +8,15 @@ doubling the length no longer changes the answer.
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from gnomon.core.errors import ConfigError
 from gnomon.search.config import EffortConfig, SloTargets
-from gnomon.search.slo import GROWING, Verdict, judge
+from gnomon.search.slo import GROWING, Verdict, judge, least_excess
 from gnomon.serving.deciders import DECIDERS
-from gnomon.serving.engine.state import FINISHED, SHED
+from gnomon.serving.engine.state import FINISHED, SHED, Cluster
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
@@ -90,6 +90,7 @@ MIN_QUARTER = 1000  # Requests that a quarter must have to say something.
 OVERLOAD = 10.0  # Times a load that cannot be sustained: the backlog is there at once.
 FULL = 4  # Times as many requests as it holds at once: filling and emptying are at both ends of a run, and cancel out.
 BASE_REQUESTS, MOST_REQUESTS = 5000, 80_000  # Of one lot, and of one run.
+FEW, SURE = 1000, 0.6  # Requests of a short run, and the share of what they say that is certain.
 
 
 def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
@@ -100,6 +101,24 @@ def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
     load that it can carry, and a short run ends before the queue of a load that is too high has grown. So more requests
     than it can hold are sent at once, and twice as many: what the second half adds to the time is what it takes when
     the deployment is full from the first to the last."""
+    copies, work_off = _backlog(scenario, requests)
+    count, before_s, can_repeat = min(len(requests), BASE_REQUESTS), 0.0, not len(requests.prefix_hashes)
+    if not can_repeat:
+        count //= 2  # A prompt that comes again is found in the cache.
+    while True:
+        end_s, most = work_off(count)
+        if not np.isfinite(end_s):
+            return np.inf, True
+        is_full = count >= FULL * most
+        is_last = 2 * count > (MOST_REQUESTS if can_repeat else min(len(requests), BASE_REQUESTS))
+        if before_s and (is_full or is_last):
+            return copies * count / 2 / max(end_s - before_s, 1e-12), is_full
+        count, before_s = 2 * count, end_s
+
+
+def _backlog(scenario: Scenario, requests: Requests) -> tuple[int, Callable[[int], tuple[float, int]]]:
+    """How many copies of what is simulated there are, and what tells when so many requests, sent at once, have been
+    served by one of them, and how many it served at the same time at most; infinite where some are turned away."""
     copies, bound = 1, rate_bound(scenario, requests)
     if not scenario.pools and (scenario.front_end.per_replica or scenario.front_end.takes_no_time):
         copies = scenario.num_replicas  # With a backlog, each works as if it were alone.
@@ -107,25 +126,19 @@ def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
     lasting = scenario.workload.model_copy(update={"patience": None})  # None of a backlog leaves before it is served.
     scenario = scenario.model_copy(update={"time_limit_s": None, "workload": lasting})
     requests = requests.take(np.arange(min(len(requests), BASE_REQUESTS)))
-    count, before_s, can_repeat = len(requests), 0.0, not len(requests.prefix_hashes)
-    if not can_repeat:
-        count //= 2  # A prompt that comes again is found in the cache.
-    while True:
+
+    def work_off(count: int) -> tuple[float, int]:
         lot = requests.take(np.resize(np.arange(len(requests)), count))
         at_once = np.arange(count) / (OVERLOAD * bound)
         done = run(scenario, requests=replace(lot, arrival_s=at_once, shape=None)).cluster.requests
         served = done.status == FINISHED
         if (done.status == SHED).any() or not served.any():
-            return np.inf, True
-        end_s = float(done.finished_s[served].max())
-        # The most that were being served at the same time.
+            return np.inf, 0
         started = np.sort(done.scheduled_s[served])
         ended = np.searchsorted(np.sort(done.finished_s[served]), started, side="right")
-        is_full = count >= FULL * int((np.arange(1, started.size + 1) - ended).max())
-        is_last = 2 * count > (MOST_REQUESTS if can_repeat else len(requests))
-        if before_s and (is_full or is_last):
-            return copies * count / 2 / max(end_s - before_s, 1e-12), bool(is_full)
-        count, before_s = 2 * count, end_s
+        return float(done.finished_s[served].max()), int((np.arange(1, started.size + 1) - ended).max())
+
+    return copies, work_off
 
 
 @dataclass(frozen=True)
@@ -153,6 +166,8 @@ class Prober:
     """As many as the longest run may need."""
     targets: SloTargets
     turn: Turn = nullcontext
+    gives_up: bool = False
+    """Whether a run ends as soon as it is `HOPELESS`: its verdict then says no more than that."""
     runs: int = 0
     simulated: int = 0
     _known: dict[tuple[float, int], Verdict] = field(default_factory=dict)
@@ -163,6 +178,10 @@ class Prober:
         if key not in self._known:
             self._known[key] = self._simulate(rate, count)
         return self._known[key]
+
+    def go_to_the_end(self, rate: float, count: int) -> None:
+        """Have the verdict on the whole run of a load that was given up."""
+        self._known[rate, count] = replace(self, gives_up=False, _known={})(rate, count)
 
     def unless_hopeless(self, rate: float, count: int) -> Verdict:
         """The verdict on a load that may be far too high: given up after a quarter of the requests where hopeless."""
@@ -178,15 +197,39 @@ class Prober:
         with self.turn():
             return saturation(self.scenario, self.requests)
 
+    @cached_property
+    def _surely_sustained(self) -> float:
+        """A load that is far below the saturation, told by few requests, of which filling and emptying are a part."""
+        with self.turn():
+            copies, work_off = _backlog(self.scenario, self.requests)
+            count = min(len(self.requests), FEW)
+            return SURE * copies * count / max(work_off(count)[0], 1e-12)
+
     def _simulate(self, rate: float, count: int) -> Verdict:
         self.runs += 1
         self.simulated += count
         chosen = self.requests if count == len(self.requests) else self.requests.take(np.arange(count))
-        with self.turn():
-            verdict = judge(run(self.scenario, requests=with_rate(chosen, rate)), self.targets)
-        if verdict.met and rate > self.saturation[0]:
+        has_one_clock = self.scenario.num_ranks == 1 and self.scenario.fleet is None
+        look = partial(self._give_up_hopeless, rate) if self.gives_up and has_one_clock else None
+        try:
+            with self.turn():
+                verdict = judge(run(self.scenario, requests=with_rate(chosen, rate), look=look), self.targets)
+        except _GivenUp as end:
+            return end.verdict
+        if verdict.met and rate > self._surely_sustained and rate > self.saturation[0]:
             return replace(verdict, excess=np.inf, worst=GROWING)
         return verdict
+
+    def _give_up_hopeless(self, rate: float, cluster: Cluster) -> None:
+        verdict = least_excess(cluster.requests, self.targets)
+        if verdict.excess > HOPELESS and rate * (verdict.figures["e2e_s p50"] or 0.0) >= IDLE:
+            raise _GivenUp(verdict)
+
+
+class _GivenUp(Exception):
+    """A run whose verdict is certain before its end."""
+
+    verdict = property(lambda self: self.args[0])
 
 
 def find_capacity(prober: Prober, bound: float, effort: EffortConfig, num_ranks: int) -> Capacity:
@@ -240,6 +283,8 @@ def _in_system(prober: Prober, rate: float, count: int) -> float:
 
 def _turnovers(prober: Prober, rate: float, count: int) -> float:
     """How many median requests, one after the other, arrivals last."""
+    if prober(rate, count).given_up:
+        prober.go_to_the_end(rate, count)
     return count / max(_in_system(prober, rate, count), 1e-9)
 
 

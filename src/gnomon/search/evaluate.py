@@ -184,7 +184,7 @@ def evaluate(task: Task) -> Record:
     if search.objective == "cost":
         return _counted_out(task, bound)
     requests, cost = sequence(search, scenario), price(scenario)
-    prober, ranks = Prober(scenario, requests, search.slo), scenario.num_ranks
+    prober, ranks = Prober(scenario, requests, search.slo, gives_up=True), scenario.num_ranks
     if task.beat is not None:
         needed = rate_for(search.objective, task.beat, cost)
         reason = _out_of_reach(prober, needed, bound, search, ranks)
@@ -206,7 +206,7 @@ class Estimate:
 def pilot(task: Task) -> Estimate:
     """The capacity within some 10 %, from the shortest runs."""
     scenario = scenario_of(task.search, task.candidate)
-    prober = Prober(scenario, sequence(task.search, scenario), task.search.slo)
+    prober = Prober(scenario, sequence(task.search, scenario), task.search.slo, gives_up=True)
     count = min(task.search.effort.min_requests * scenario.num_ranks, len(prober.requests))
     bound = _bound(task.search, scenario, prober.requests) if task.bound is None else task.bound
     low, _ = coarse_bracket(prober, bound, count)
@@ -218,7 +218,7 @@ def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) ->
     search, candidate, seed, near, count = task
     scenario = scenario_of(search, candidate, seed)
     requests = _generated(search.workload.model_copy(update=_counted(search.workload, count)), seed)
-    prober = Prober(scenario, requests, search.slo)
+    prober = Prober(scenario, requests, search.slo, gives_up=True)
     low, _ = refine(prober, near, min(count, len(requests)), search.effort.precision)
     return Estimate(low, prober.runs, prober.simulated)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +90,8 @@ class Verdict:
     """Share of the requests that were refused or not finished."""
     turned_away: float = 0.0
     """Share of the requests that admission control refused: fewer of them at a lower load."""
+    given_up: bool = False
+    """Whether the run did not go to its end: then excess and figures are the least that they can be."""
 
     @property
     def miss(self) -> str:
@@ -123,6 +126,22 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     named = {f"{metric} {stat}": value for (metric, stat), value in figures.items()}
     finite = {name: float(value) if np.isfinite(value) else None for name, value in named.items()}
     return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share, float(1.0 - done.mean()), turned_away)
+
+
+def least_excess(requests: Any, targets: SloTargets) -> Verdict:
+    """The verdict, as far as it is certain, on one replica's run that has not ended: nobody who still waits will have
+    waited less long, and those to come may not wait at all."""
+    waited_s = np.maximum(requests.last_token_s.max() - requests.arrival_s, 0.0)
+    ends = {"ttft_s": requests.first_token_s, "e2e_s": requests.finished_s}
+    least = {name: np.where(end_s >= 0.0, end_s - requests.arrival_s, waited_s) for name, end_s in ends.items()}
+    excesses = {
+        f"{metric} {statistic}": _statistic(seconds, statistic) / limit
+        for metric, seconds in least.items()
+        for statistic, limit in getattr(targets, metric).items()
+    }
+    worst = max(excesses, key=lambda name: excesses[name], default="")
+    figures: dict[str, float | None] = {"e2e_s p50": _statistic(least["e2e_s"], "p50")}
+    return Verdict(excesses.get(worst, 0.0), worst, figures, 1.0, 0.0, given_up=True)
 
 
 def _figure(run: Run, times: RequestTimes, gaps: Gaps, done: Bools, metric: str, statistic: str) -> float:

@@ -95,11 +95,11 @@ class Timer:
             return self.context.config.scale * self.source.seconds(operator, *sizes)
         inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
         seconds = _each_once(self.source, operator, inside, measured)
-        is_outside = np.any([a != b for a, b in zip(sizes, inside, strict=True)], axis=0)
+        is_outside = np.logical_or.reduce([a != b for a, b in zip(sizes, inside, strict=True)])
         if is_outside.any():
-            at_edge = _each_once(self.roofline, operator, inside, measured)
-            there = self.roofline.seconds(operator, *sizes)
-            seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
+            at_edge = _each_once(self.roofline, operator, [size[is_outside] for size in inside], measured)
+            there = self.roofline.seconds(operator, *(size[is_outside] for size in sizes))
+            seconds[is_outside] *= np.where(at_edge > 0, there / np.maximum(at_edge, 1e-12), 1.0)
             if any(size.max() > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(sizes, measured, strict=True)):
                 self.beyond[operator.name] = _limits(operator, measured)
         return self.context.config.scale * seconds

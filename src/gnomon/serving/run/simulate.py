@@ -94,7 +94,7 @@ def run(
     scenario: Scenario, *, requests: Requests | None = None, recording: Recording | None = None,
     forced_replicas: Ints | None = None, keep_members: int = 0, keep_chunks: int = 0, explained: bool = False,
     adjust: Callable[[IterationTables], IterationTables] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None, look: Callable[[Cluster], None] | None = None,
 ) -> Run:  # fmt: skip
     """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
     timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
@@ -102,7 +102,8 @@ def run(
     prompts are computed in, up to that many. `adjust` changes the seconds of iterations. `explained` books where every
     request's time goes (`gnomon.serving.features.breakdown`).
 
-    `on_progress(done, total)` is called now and then with the number of requests that have arrived.
+    `on_progress(done, total)` is called now and then with the number of requests that have arrived, `look` in its place
+    with the cluster: whoever raises an error there ends the run.
     """
     compile_beside()
     _find_router(scenario.router)
@@ -129,6 +130,8 @@ def run(
     cluster = build_cluster(pools, offered, scenario.seed, recording, scenario.lora.max_loaded)
     if explained:
         cluster = with_breakdown(cluster, pools, times.tables)
+    if look is not None:
+        on_progress = lambda done, total: look(cluster)  # noqa: E731
     log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
         opened = open_cluster(scenario, pools, offered, cluster, times.tables, log, forced_replicas, on_progress)

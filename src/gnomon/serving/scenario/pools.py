@@ -211,7 +211,7 @@ def no_times(pools: list[Pool]) -> Times:
     return Times(blank(sum(pool.replica.pipeline_parallel for pool in pools)), [])
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _source(place: _Place) -> timing.Source:
     """What the times are from, with all that it has read and fitted: the same for all limits of an iteration."""
     place.parallelism.check(catalog.model(place.model))

@@ -10,6 +10,7 @@
 The constants are per device (`RooflineConstants` in its catalog file, at most ten) or of all (roofline.yaml).
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from gnomon.timing.sources import ANY, Context, Range, timing_source
 
 _FIT = SimpleNamespace(**own_yaml(Path(__file__).with_name("roofline.yaml")))
 """Fitted constants that are the same for every device."""
+_LOWEST_TILE = math.gcd(*(rows for rows, _, _ in _FIT.tiles))
 
 
 class Roofline:
@@ -86,9 +88,22 @@ class Roofline:
         if work.format.product in self.device.peak_flops:
             rates = _FIT.rtx_rates if self._is_flash_2 else _FIT.product_rates
             peak *= rates.get(work.format.name, 1.0)
-        # Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile.
-        n = work.n * work.batch
-        sms = self.device.num_sms
+        steps = np.ceil(rows / _LOWEST_TILE)  # Rows that fill as many tiles take as long: told once for each number.
+        if steps.size and (span := float(np.ptp(steps)) + 1.0) < steps.size:
+            first = steps.min()
+            at_steps = self._tiles_s(work, peak, _LOWEST_TILE * np.arange(first, first + span))
+            compute = at_steps[(steps - first).astype(np.intp)]
+        else:
+            compute = self._tiles_s(work, peak, rows)
+        memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
+        seconds = self._overlapped(compute, memory) + c.gemm_floor_s
+        if work.format.name in _FIT.quantizing:  # Reads 16 bits per element and writes eight, in a kernel of its own.
+            seconds = seconds + self.elementwise_s(operators.Elementwise(3.0 * work.k), rows)
+        return seconds
+
+    def _tiles_s(self, work: operators.Gemm, peak: float, rows: Floats) -> Floats:
+        """Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile."""
+        n, sms = work.n * work.batch, self.device.num_sms
         rate = peak * self._constants.gemm_efficiency / sms
         compute = np.full_like(rows, np.inf)
         for tile_rows, tile_columns, share in _FIT.tiles:
@@ -96,11 +111,7 @@ class Roofline:
             split = np.minimum(np.maximum(np.floor(sms / np.maximum(tiles, 1.0)), 1.0), _FIT.max_split)
             waves = np.ceil(tiles * split / sms)
             np.minimum(compute, waves / split * (2.0 * tile_rows * tile_columns * work.k / (rate * share)), out=compute)
-        memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
-        seconds = self._overlapped(compute, memory) + c.gemm_floor_s
-        if work.format.name in _FIT.quantizing:  # Reads 16 bits per element and writes eight, in a kernel of its own.
-            seconds = seconds + self.elementwise_s(operators.Elementwise(3.0 * work.k), rows)
-        return seconds
+        return compute
 
     def smooth_s(self, operator: operators.Operator, *sizes: Floats) -> Floats:
         """Seconds without tiles and waves of a product: how a shape's time compares to its neighbours', whose kernels
