@@ -46,17 +46,12 @@ def _node(n: catalog.Node) -> Row:
 
 def _model(m: catalog.Model) -> Row:
     return {
-        "model": m.name,
-        "billions": f"{m.num_parameters / 1e9:.2f}",
-        "active": f"{m.num_active_parameters / 1e9:.2f}" if m.is_moe else None,
-        "layers": m.num_layers,
-        "hidden": m.hidden_size,
-        "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
-        "attention": _attention(m),
-        "KV KiB": round(m.kv_bytes_per_token("bf16") / 1024, 1),
-        "weights": m.checkpoint.name,
-        "context": m.max_context_tokens,
-    }
+        "model": m.name, "billions": f"{m.num_parameters / 1e9:.2f}",
+        "active": f"{m.num_active_parameters / 1e9:.2f}" if m.is_moe else None, "layers": m.num_layers,
+        "hidden": m.hidden_size, "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
+        "attention": _attention(m), "KV KiB": round(m.kv_bytes_per_token("bf16") / 1024, 1),
+        "weights": m.checkpoint.name, "context": m.max_context_tokens,
+    }  # fmt: skip
 
 
 def _model_data(m: catalog.Model) -> Row:

@@ -99,15 +99,11 @@ def verl_configuration(run: VerlRun, mean: float, seed: int, steps: int) -> Post
         algorithm["in_flight"] = PROMPTS_PER_SERVER * run.rollout // given["base"]["rollout"]["tensor_parallel"]
     sharded = {"shard_gpus": 8 if run.rollout else 2} if "framework" in setup["actor"] else {}
     own = {
-        "cluster": {"num_nodes": total // 8, "component_placement": placement},
-        "algorithm": algorithm,
-        "actor": sharded | {"offload": not run.rollout},
-        "inference": sharded,
+        "cluster": {"num_nodes": total // 8, "component_placement": placement}, "algorithm": algorithm,
+        "actor": sharded | {"offload": not run.rollout}, "inference": sharded,
         "lengths": {"mean": mean, "shape": constants["shape"]},
-        "transitions": {"dispatch_s": constants["dispatch_s"]},
-        "seed": seed,
-        "num_steps": steps,
-    }
+        "transitions": {"dispatch_s": constants["dispatch_s"]}, "seed": seed, "num_steps": steps,
+    }  # fmt: skip
     return build(Posttrain, _merged(given["base"], own, setup))
 
 

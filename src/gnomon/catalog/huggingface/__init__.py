@@ -113,21 +113,15 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
 def _model(whole: Mapping[str, Any], config: Mapping[str, Any], family: str, name: str, where: str) -> Model:
     names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
     facts = {
-        "name": name,
-        "hf_id": str(config.get("_name_or_path", "")),
-        "model_type": family,
-        "num_layers": config["num_hidden_layers"],
-        "hidden_size": config["hidden_size"],
+        "name": name, "hf_id": str(config.get("_name_or_path", "")), "model_type": family,
+        "num_layers": config["num_hidden_layers"], "hidden_size": config["hidden_size"],
         "vocab_size": config["vocab_size"],
         "max_context_tokens": config.get("max_position_embeddings") or config.get("seq_length"),
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        **attention_facts(config, family, where),
-        **FACTS.get(family, {}),
-        **_switches(config, family),
-        **mlp_facts(config, family, where),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)), **attention_facts(config, family, where),
+        **FACTS.get(family, {}), **_switches(config, family), **mlp_facts(config, family, where),
         "num_mtp_layers": next((config[name] for name in names if config.get(name)), 0),
         "notes": _notes(whole, config, family),
-    }
+    }  # fmt: skip
     try:
         return Model.model_validate(facts)
     except ValidationError as error:

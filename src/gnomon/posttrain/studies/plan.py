@@ -75,17 +75,11 @@ class Planned:
         named = {"TP": c.actor.tensor_parallel, "PP": c.actor.pipeline_parallel, "EP": c.actor.expert_parallel}
         degrees = ", ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1 or name == "TP")
         return {
-            "mode": self.mode,
-            "actor": f"{len(sizes.actor)} ({degrees})",
-            "rollout": f"{len(sizes.rollout)} (TP {c.rollout.tensor_parallel})",
-            "staleness": c.algorithm.staleness,
-            "step s": self.step_s,
-            "samples/s": self.samples_s,
-            "dollars/1,000 steps": self.dollars,
-            "lag": self.record.staleness,
-            "MFU": f"{self.record.mfu:.1%}",
-            "limit": self.limit,
-        }
+            "mode": self.mode, "actor": f"{len(sizes.actor)} ({degrees})",
+            "rollout": f"{len(sizes.rollout)} (TP {c.rollout.tensor_parallel})", "staleness": c.algorithm.staleness,
+            "step s": self.step_s, "samples/s": self.samples_s, "dollars/1,000 steps": self.dollars,
+            "lag": self.record.staleness, "MFU": f"{self.record.mfu:.1%}", "limit": self.limit,
+        }  # fmt: skip
 
 
 def plan(

@@ -63,16 +63,13 @@ def _step_data(result: Any) -> dict[str, Any]:
     run = step.run
     ranks = zip(idle_time(run), step.memory, strict=True)
     return {
-        "total_time": run.total_time,
-        "bubble": run.bubble,
+        "total_time": run.total_time, "bubble": run.bubble,
         **({"schedule": step.schedule.name} if step.schedule else {}),
         **({"draws": percentiles(step.draws)} if step.draws is not None else {}),
         "ranks": [asdict(rank) | {"peak_memory": curve.peak} for rank, curve in ranks],
-        "critical_path": path_by_kind(run),
-        "throttled": run.throttled,
-        "what_if": [asdict(row) for row in result.what_if],
-        "notes": step.notes,
-    }
+        "critical_path": path_by_kind(run), "throttled": run.throttled,
+        "what_if": [asdict(row) for row in result.what_if], "notes": step.notes,
+    }  # fmt: skip
 
 
 def throttled_words(run: Run) -> str:

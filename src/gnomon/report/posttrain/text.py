@@ -71,17 +71,11 @@ def _run_text(record: RunRecord) -> list[Block]:
 
 def step_row(step: StepRecord) -> dict[str, Any]:
     return {
-        "step": step.number,
-        "seconds": step.duration_s,
-        "rollout ends": step.rollout_end_s,
-        "log-prob": step.seconds_of("inference"),
-        "training": step.seconds_of("actor"),
-        "tokens/s": step.tokens_s,
-        "sequences moved": step.num_moved,
-        "pre-empted": step.num_preemptions,
-        "staleness": int(step.ages.max(initial=0)),
-        "dropped": step.num_dropped,
-    }
+        "step": step.number, "seconds": step.duration_s, "rollout ends": step.rollout_end_s,
+        "log-prob": step.seconds_of("inference"), "training": step.seconds_of("actor"), "tokens/s": step.tokens_s,
+        "sequences moved": step.num_moved, "pre-empted": step.num_preemptions,
+        "staleness": int(step.ages.max(initial=0)), "dropped": step.num_dropped,
+    }  # fmt: skip
 
 
 def comparison_view(result: Any) -> View:

@@ -189,18 +189,14 @@ def view(result: Any) -> View:
 def _data(result: Any) -> dict[str, Any]:
     found, best, capacity = result.found, result.best, result.capacity_interval
     return {
-        "question": words.question_words(found.search),
-        "strategy": found.search.strategy,
+        "question": words.question_words(found.search), "strategy": found.search.strategy,
         "best": best.to_dict() if best else None,
         "best_scenario": winning_scenario(found.search, best).model_dump(mode="json") if best else None,
-        "commands": dict(result.commands),
-        "margins_per_s": found.margins,
-        "capacity_interval": {"low": capacity.low, "high": capacity.high} if capacity else None,
-        "runs": found.runs,
-        "requests_simulated": found.simulated,
-        "ranked": [one.to_dict() for one in found.ranked],
+        "commands": dict(result.commands), "margins_per_s": found.margins,
+        "capacity_interval": {"low": capacity.low, "high": capacity.high} if capacity else None, "runs": found.runs,
+        "requests_simulated": found.simulated, "ranked": [one.to_dict() for one in found.ranked],
         "others": [one.to_dict() for one in found.others],
-    }
+    }  # fmt: skip
 
 
 def ranking_frame(found: Found) -> pl.DataFrame:

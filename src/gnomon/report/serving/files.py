@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -127,7 +128,9 @@ def write_run(
     wanted = {"requests", "iterations", *(("operators", "operators_over_time") if "operators" in extras else ())}
     wanted |= {"fleet"} if run.fleet is not None else set()
     frames = {name: make(run) for name, make in FRAMES.items() if name in wanted}
-    with folder_written_whole(folder, FILES) as made:
+    trace = "trace.json.gz"
+    with folder_written_whole(folder, FILES) as made, ThreadPoolExecutor(1) as beside:
+        written = beside.submit(write_trace, run, made / trace)  # By Polars and zlib for the most part, not by Python.
         save(spelled_out(run.scenario), made / "scenario.yaml")
         write_text(made / "summary.json", json.dumps(summary.to_dict() | {"intervals": as_data(intervals)}, indent=1))
         for name, frame in frames.items():
@@ -136,9 +139,9 @@ def write_run(
                 write_frame(made / f"{name}.csv", frame)
         if "events" in extras:
             write_events(run, made / "events.json")
-        write_trace(run, made / "trace.json.gz")
-        files = [name for name in FILES if (made / name).is_file()]
+        files = [name for name in FILES if name == trace or (made / name).is_file()]
         write_report(run, summary, made / "report.html", room, files, intervals)
+        written.result()
     return Path(folder)
 
 
