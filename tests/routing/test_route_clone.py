@@ -14,7 +14,7 @@ from gnomon.routing import demos  # noqa: E402
 from gnomon.routing.clone import clone  # noqa: E402
 from gnomon.routing.config import CloneConfig, RouteConfig  # noqa: E402
 from gnomon.routing.network import Scorer, initialize, load_scorer, save_scorer  # noqa: E402
-from gnomon.serving.routers.observation import ADDED_VS, NUM_FEATURES  # noqa: E402
+from gnomon.serving.routers.observation import GATEWAY_VS, NUM_FEATURES  # noqa: E402
 
 COUNT, REPLICAS = 1200, 4
 
@@ -23,6 +23,7 @@ def synthetic(seed: int = 0, noise: float = 0.0) -> demos.Demos:
     """A teacher that wants the smallest feature 0, whose costs are that feature, perhaps with noise."""
     random = np.random.default_rng(seed)
     rows = random.standard_normal((COUNT, REPLICAS, NUM_FEATURES)).astype(np.float32)
+    rows[..., GATEWAY_VS] = 0.0  # The rule has no opinion.
     mask = np.arange(REPLICAS) < random.integers(2, REPLICAS + 1, COUNT)[:, None]
     raw = rows[:, :, 0] + noise * random.standard_normal((COUNT, REPLICAS))
     known = np.where(mask, raw, np.inf)
@@ -172,11 +173,11 @@ def test_costs_are_relative_to_the_best_choice_in_units_of_each_cluster():
     assert made["targets"][0, 0, 0] > made["targets"][0, 0, 1] > 0
 
 
-def test_the_unselfish_teacher_is_labelled_by_what_it_goes_by():
+def test_a_teacher_is_labelled_by_what_it_goes_by():
     """Where a request adds twice the latency, the probability is 2 ** -sharpness times as high."""
     label = demos._Labels(RouteConfig(), "least_outstanding")
     rows, mask = np.zeros((1, 3, NUM_FEATURES)), np.array([[True, True, False]])
-    rows[0, 1, ADDED_VS] = np.log(2.0)
+    rows[0, 1, GATEWAY_VS] = np.log(2.0)
     targets, costs = label(None, rows, mask)
     assert targets[0, 1] / targets[0, 0] == pytest.approx(2.0**-20)
     assert targets[0, 2] == 0 and costs[0].tolist() == pytest.approx([0.0, np.log(2.0), 0.0])

@@ -100,10 +100,10 @@ def test_every_built_in_scenario_has_a_goal_for_its_tail():
 
 
 def test_a_clone_is_held_against_its_teacher():
-    latencies = {"clone": [1.03, 1.03], "unselfish": [1.0, 1.0], "least_outstanding": [1.2, 1.2]}
-    found = made_up(latencies, {"clone": "policy", "unselfish": "teacher"})
+    latencies = {"clone": [1.03, 1.03], "gateway": [1.0, 1.0], "least_outstanding": [1.2, 1.2]}
+    found = made_up(latencies, {"clone": "policy", "gateway": "teacher"})
     verdict = judge(found, "clone")[0]
-    assert (verdict.baseline, verdict.is_met) == ("unselfish", False)
+    assert (verdict.baseline, verdict.is_met) == ("gateway", False)
     assert found.best_heuristic("chat") == "least_outstanding"
 
 
@@ -311,7 +311,7 @@ def test_what_was_learned_is_held_against_its_teacher():
         for e2e_s in [1.03 if (name, one.name) == ("plain-75", "learned") else 1.0]
     )
     found = suite_goals.judge(RouteComparison(rows, against, {name: Scenario() for name in ("plain-50", "plain-75")}))
-    (taught,) = (one for one in found if one.goal.baseline == "unselfish")
+    (taught,) = (one for one in found if one.goal.baseline == "gateway")
     assert taught.router == "learned" and [one.scenario for one in taught.losses] == ["plain-75"]
-    assert taught.sentence.startswith("learned: mean E2E at most 1% above unselfish of each cell in 1 of 2 cells")
+    assert taught.sentence.startswith("learned: mean E2E at most 1% above gateway of each cell in 1 of 2 cells")
     assert len(found) == 10

@@ -52,6 +52,7 @@ def test_the_probability_ratio_is_one_before_the_first_update():
 def test_a_recurrent_policy_learns_with_the_memory_it_acted_with():
     made = Scorer(NUM_FEATURES, 16, recurrent=True)
     initialize(made, 0)
+    made.rho1.reset_parameters()  # Else the memory has no say yet.
     clusters = ToyClusters(SMALL.num_environments, SMALL.steps, SMALL.trace_group)
     t = ppo.Trainer(SMALL, clusters, ToyClusters(SMALL.validation_environments), made, 0)
     e = ppo.collect(t.clusters, t.scorer, t.critic, t.generator, 16, 0)

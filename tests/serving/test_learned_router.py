@@ -13,7 +13,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.jit import borrow, jit
 from gnomon.serving.routers.learned import score
-from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH, observe
+from gnomon.serving.routers.observation import FEATURES, GATEWAY_VS, NUM_FEATURES, SCHEMA_HASH, observe
 from gnomon.serving.routers.policy_file import CLIP, Policy, load_policy, packed, save_policy, shapes, shipped_policy
 from gnomon.serving.run.compilation import _example
 from gnomon.workload import WorkloadConfig
@@ -37,7 +37,7 @@ def plain_scores(policy: Policy, rows: Any) -> Any:
     h = np.maximum(linear("phi1", np.maximum(linear("phi0", x), 0)), 0)
     context = np.concatenate([h.mean(axis=0), h.max(axis=0)])
     every = np.concatenate([h, np.repeat(context[None], len(h), axis=0)], axis=1)
-    return linear("rho1", np.maximum(linear("rho0", every), 0))[:, 0]
+    return linear("rho1", np.maximum(linear("rho0", every), 0))[:, 0] - 20 * rows[:, GATEWAY_VS]
 
 
 @jit
@@ -62,6 +62,18 @@ def test_the_compiled_network_is_the_one_in_the_file(tmp_path: Path, count: int)
     out = np.zeros(count)
     compiled_scores(packed(policy), rows.copy(), out)
     np.testing.assert_allclose(out, plain_scores(policy, rows), rtol=1e-9, atol=1e-9)
+
+
+def test_a_network_that_adds_nothing_is_the_rule(tmp_path: Path) -> None:
+    policy = load_policy(random_policy(tmp_path / "p.npz"))
+    arrays = policy.arrays | {name: 0 * policy.arrays[name] for name in ("rho1.weight", "rho1.bias")}
+    path = save_policy(tmp_path / "zero.npz", arrays, policy.mean, policy.std, "none", {})
+    sent = []
+    for router in ({"name": "gateway"}, {"name": "learned", "checkpoint": str(path)}):
+        pools = [{"num_replicas": 3}, {"num_replicas": 2, "replica": {"num_kv_blocks": 100, "max_request_tokens": 500}}]
+        done = run(scenario(pools=pools, router=router, workload={"rate": 60.0, "num_requests": 400}))
+        sent.append(done.cluster.requests.replica.tolist())
+    assert sent[0] == sent[1]
 
 
 def test_a_recurrent_network_remembers_as_pytorchs_does(tmp_path: Path) -> None:
@@ -214,7 +226,7 @@ def test_a_policy_looks_as_deep_as_it_was_made_for(tmp_path: Path) -> None:
         made = {"config": {"queue_depth": depth}}
         path = save_policy(tmp_path / f"{depth}.npz", policy.arrays, policy.mean, policy.std, "none", made)
         assert load_policy(path).queue_depth == depth
-        router = {"name": "learned", "checkpoint": str(path), "options": {"patience": 0.0}}
+        router = {"name": "learned", "checkpoint": str(path)}
         busy = scenario(
             num_replicas=3, router=router, batching={"max_sequences": 2}, workload={"rate": 80.0, "num_requests": 200}
         )

@@ -517,9 +517,9 @@ def test_learned_follows_its_network(tmp_path: Path, sign: float, expected: list
     arrays = {name: np.zeros(shape) for name, shape in shapes(1).items()}
     arrays["phi0.weight"][0, FEATURES.index("outstanding")] = 1.0
     arrays["phi1.weight"][0, 0] = arrays["rho0.weight"][0, 0] = 1.0
-    arrays["rho1.weight"][0, 0] = sign
+    arrays["rho1.weight"][0, 0] = 1000.0 * sign  # Whatever the rule says.
     path = save_policy(tmp_path / "p.npz", arrays, np.zeros(NUM_FEATURES), np.ones(NUM_FEATURES), "none", {})
-    chosen = {"name": "learned", "checkpoint": str(path), "options": {"patience": 0.0}}
+    chosen = {"name": "learned", "checkpoint": str(path)}
     offered = requests_of([0.0, 0.001, 0.002, 0.003, 0.004], [100] * 5, [50] * 5)
     assert run(scenario(num_replicas=3, router=chosen), requests=offered).cluster.requests.replica.tolist() == expected
 

@@ -196,7 +196,7 @@ def test_a_full_replica_makes_it_wait_for_mean_requests() -> None:
 def test_prefills_of_late_will_hold_it_up() -> None:
     """Of the last 4 s, 1 s went to prefills there: each of its 20 steps takes a quarter longer."""
     seen = fleet()
-    base = observation.MEMORY_PER_REPLICA * 2
+    base = observation._PER_REPLICA * 2
     seen.memory[base + observation._WINDOW_S] = 4.0
     seen.memory[observation._PREFILL_S] = 1.0
     times = observation.predict(seen, 0, 100, observation.Arrival(0, 2.0, 100, 20.0, 200.0))
@@ -213,7 +213,7 @@ def test_added_latency_is_a_weighted_sum() -> None:
 def test_moving_averages() -> None:
     """The first arrival at 2 s sets the mean prompt; the second, 4 s later, the gaps. Then 0.05 or half: whichever is
     larger, as long as there are few."""
-    seen, base = fleet(num_finished=[3, 1]), observation.MEMORY_PER_REPLICA * 2
+    seen, base = fleet(num_finished=[3, 1]), observation._PER_REPLICA * 2
     memory = seen.memory
     observation._update_averages(seen, observation.Arrival(0, 2.0, 100, 20.0, 200.0))
     assert memory[base + observation._PROMPT] == 100.0
@@ -238,7 +238,7 @@ def test_moving_averages() -> None:
 def test_choices_are_remembered() -> None:
     """A twentieth of: both replicas' share, and that of prompt tokens (100 of a mean of 50); its prefill alone."""
     seen = fleet()
-    seen.memory[observation.MEMORY_PER_REPLICA * 2 + observation._PROMPT] = 50.0
+    seen.memory[observation._PER_REPLICA * 2 + observation._PROMPT] = 50.0
     observation.remember_choice(seen, 0, 1)
     first, second = seen.memory[:6], seen.memory[6:12]
     assert (first[observation._ARRIVALS], second[observation._ARRIVALS]) == (0.0, pytest.approx(0.1))
@@ -250,7 +250,7 @@ def test_choices_are_remembered() -> None:
 def test_a_row_of_features() -> None:
     seen = fleet()
     out = np.full((2, observation.NUM_FEATURES), np.nan)
-    assert observation.observe(seen, 0, out, 8) == pytest.approx(0.1), "the prefill alone"
+    observation.observe(seen, 0, out, 8)
     assert not np.isnan(out).any()
     names = dict(zip(observation.FEATURES, out[0], strict=True))
     other = dict(zip(observation.FEATURES, out[1], strict=True))
@@ -347,7 +347,7 @@ def test_features_are_cut_at_ten_deviations() -> None:
 def test_rates_and_bursts_are_ratios_up_to_a_thousand(
     gap: float, slow_gap: float, squared: float, rate: float, bursts: float
 ) -> None:
-    seen, base = fleet(), observation.MEMORY_PER_REPLICA * 2
+    seen, base = fleet(), observation._PER_REPLICA * 2
     for name, value in (("_GAP", gap), ("_SLOW_GAP", slow_gap), ("_SQUARED_GAP", squared)):
         seen.memory[base + getattr(observation, name)] = value
     out = np.zeros((2, observation.NUM_FEATURES))
@@ -393,15 +393,6 @@ def test_replicas_that_take_nothing_are_not_chosen() -> None:
     assert scores.tolist() == [3.0, 2.0]
     learned._rule_out_others(seen._replace(candidates=np.array([1])), scores)
     assert scores.tolist() == [-np.inf, 2.0]
-
-
-@plain
-def test_late_replicas_are_not_chosen_unless_all_are_late() -> None:
-    first_tokens, waits = np.array([0.5, 0.3, 0.4]), np.array([0.4, 0.2, 0.1])
-    for limit, expected in ((0.4, [3.0, 2.0, -np.inf]), (0.2, [-np.inf, 2.0, -np.inf]), (0.05, [-0.5, -0.3, -np.inf])):
-        scores = np.array([3.0, 2.0, -np.inf])  # The third takes no requests.
-        learned._rule_out_late(first_tokens, waits, limit, scores)
-        assert scores.tolist() == expected
 
 
 def work(*rows: tuple[float, float, float]) -> Any:

@@ -13,12 +13,12 @@ from gnomon.core.config import save
 from gnomon.report.blocks import Block, Line
 from gnomon.routing import demos, stages
 from gnomon.routing import tune as tuning
-from gnomon.routing.compare import TEACHER, Contender, RouteComparison, Verdict, compare, contenders, judge
+from gnomon.routing.compare import Contender, RouteComparison, Verdict, compare, contenders, judge
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.stages import Folder, Watcher, clone_teacher, collect_demos, train, use_torch
 from gnomon.routing.suite_goals import SuiteVerdict
 from gnomon.routing.suite_goals import judge as judge_suite
-from gnomon.routing.tune import TuneConfig, Tuned, as_scenario
+from gnomon.routing.tune import RULE, TuneConfig, Tuned, as_scenario
 from gnomon.serving.scenario.config import RouterConfig
 
 __all__ = [
@@ -114,7 +114,7 @@ class TunedRouter(Routers):
         cost = (
             f"Cost on the traces of the search: {self.tuned.cost:.3f}; the rule with its default weights has 1 or more."
         )
-        return [Line(f"Weights of {TEACHER}: {weights}."), Line(cost), *super().text()]
+        return [Line(f"Weights of {RULE}: {weights}."), Line(cost), *super().text()]
 
     def save(self, folder: str | Path) -> Path:
         """Write the comparison, and every scenario with the tuned rule as its router."""
@@ -136,7 +136,7 @@ def tune(
     made, names = read(TuneConfig, config, overrides), [str(one) for one in scenarios]
     found = tuning.tune(made, names, jobs=jobs, ray=ray, on_progress=on_progress)
     against = CompareConfig(scenarios=tuple(names), num_seeds=made.held_out_seeds, source=made.source)
-    router = RouterConfig(name=TEACHER, options=found.options, lengths=made.lengths)
+    router = RouterConfig(name=RULE, options=found.options, lengths=made.lengths)
     everyone = [Contender("tuned", router, "policy"), *contenders(against, {}, made.lengths)]
     return TunedRouter(compare(against, everyone, jobs=jobs, ray=ray), found, made, tuple(names))
 

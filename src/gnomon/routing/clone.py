@@ -1,10 +1,7 @@
 """Behaviour cloning: a scorer that chooses as the teacher does, judged on clusters it has not learned from.
 
-Two losses. `cross_entropy` follows the teacher's probabilities, decision by decision. `regret` is what the policy's
-choice costs on average beyond the best one. It is linear in the costs: where the teacher's word is noisy, because it
-has looked into one of many possible futures, the noise averages out and what remains is the best choice for what can be
-known. Cross-entropy makes no difference between a choice that hardly matters and one that does, but it learns fast. The
-loss is their weighted sum.
+The loss is a weighted sum: `cross_entropy` follows the teacher's probabilities and learns fast; `regret`, what choices
+cost on average beyond the best, is linear in the costs, so that the noise of a teacher's word averages out.
 """
 
 import copy

@@ -30,15 +30,15 @@ class NetworkConfig(Config):
 class DemosConfig(Config):
     """Demonstrations: who acts, who says what would have been best, and how much of it."""
 
-    drivers: tuple[str, ...] = ("round_robin", "least_outstanding", "random", "predicted_latency", "unselfish")
+    drivers: tuple[str, ...] = ("round_robin", "least_outstanding", "random", "predicted_latency", "gateway")
     """Routers that act, each in environments of its own, so that good and bad states are seen."""
-    teacher: str = "unselfish"
-    """Who labels the decisions: `unselfish` (a rule that weighs what a choice costs everybody), `rollout` (tries every
-    replica in a copy of the simulation and looks on), the name of a router, or `own` (every driver labels itself)."""
+    teacher: str = "gateway"
+    """Who labels the decisions: `rollout` (tries every replica in a copy of the simulation), a router, or `own` (every
+    driver labels itself)."""
     sharpness: PositiveFloat = 20.0
-    """Unselfish teacher: a replica where the request adds x times the least latency gets x ** -sharpness times the
+    """Teachers that know what a choice costs: a replica that costs x times the least gets x ** -sharpness times the
     probability of the best one."""
-    base: str = "unselfish"
+    base: str = "gateway"
     """Rollout teacher: who routes the arrivals after the one that is tried."""
     lookahead: Sequences = 64
     """Rollout teacher: how many arrivals it looks ahead."""
@@ -49,29 +49,27 @@ class DemosConfig(Config):
     num_environments: Sequences = 16
     """Clusters that every driver acts in."""
     dagger_rounds: CountOrNone = 2
-    """Rounds in which the clone acts, the teacher labels, and the clone learns from all there is (DAgger). Each
-    collects as many decisions as all drivers together."""
+    """Rounds in which the clone acts, as often as all drivers together, and the teacher labels (DAgger)."""
     temperature: PositiveFloat = 1.0
-    """How random the clone's own choices are in the first of these rounds: above 1 more than it would, below less."""
+    """How random the clone's own choices are in the first of these rounds ..."""
     min_temperature: PositiveFloat = 0.5
-    """The temperature falls to this until the last round."""
+    """... and in the last."""
 
 
 class CloneConfig(Config):
     """Behaviour cloning: soft targets, cross-entropy, a validation split."""
 
     epochs: Steps = 30
-    """Passes over the demonstrations, at most: it stops earlier where validation stops improving."""
+    """Passes over the demonstrations, at most ..."""
     patience: Steps = 6
-    """Epochs without improvement after which it stops; the best epoch is kept."""
+    """... and those without improvement after which it stops; the best one is kept."""
     batch: Steps = 256
     """Decisions per gradient step."""
     learning_rate: PositiveFloat = 1e-3
     validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of the clusters (not of the decisions, which resemble their neighbours) kept for validation."""
     softness: PositiveFloat = 0.2
-    """A replica that costs this much more than the best one gets 1/e of its probability, in units of what an average
-    choice costs more than the best."""
+    """A replica that costs this many average choices' worth more than the best gets 1/e of its probability."""
     cross_entropy_weight: NonNegativeFloat = 1.0
     """Weight of following the teacher's probabilities."""
     regret_weight: NonNegativeFloat = 1.0
@@ -190,7 +188,8 @@ class RouteConfig(Config):
     domain_share: Share = 0.0
     """With scenarios: share of the clusters that are drawn from the domain beside them."""
     start: str = "clone"
-    """Where training starts: `clone`, `nothing` (weights at random), or the path of a policy file."""
+    """Where training starts: `clone`, `nothing` (the rule `gateway`, to which the network adds nothing yet), or the
+    path of a policy."""
     network: NetworkConfig = NetworkConfig()
     domain: DomainConfig = DomainConfig()
     reward: RewardConfig = RewardConfig()

@@ -1,12 +1,7 @@
 """Demonstrations: routers act in clusters, a teacher says what would have been best, and both are written down.
 
-Who acts (`driver`) and who labels (`teacher`) are different things: bad drivers lead to bad states, and there one must
-know the way back. A label is a probability for every replica. A teacher that decides by the state puts all of it on
-one replica; one that does not (random, round robin) cannot be cloned to more than a uniform choice, and is labelled so;
-the rollout teacher has a cost for every replica, kept beside the label, because choices between nearly equal replicas
-matter less than others.
-
-The file is an npz of arrays with a JSON description; nothing in it is ever unpickled.
+A label is a probability for every replica; a teacher that knows what choices cost has a cost for each beside it. The
+file is an npz of arrays with a JSON description; nothing in it is ever unpickled.
 """
 
 import json
@@ -71,11 +66,7 @@ class HeuristicTeacher:
 
 class RolloutTeacher:
     """Tries every replica for the pending request: copies the cluster, lets a base policy route the next arrivals, runs
-    it until all is done, and adds up the latencies of everybody.
-
-    A policy that follows the least cost is never worse in expectation than its base (policy improvement); and unlike
-    any router it counts what a choice does to others, those there and those to come.
-    """
+    it until all is done, and adds up the latencies of everybody (policy improvement)."""
 
     def __init__(self, base: str = "unselfish", horizon: int = 64, ttft_weight: float = 0.2) -> None:
         assert horizon <= SPARE_REQUESTS - 2, "an episode does not go on for that long"
@@ -236,7 +227,7 @@ class _Labels:
         if self.rollout is not None:
             return mask, self.rollout.costs(clusters)  # Targets follow once the spread of the costs is known.
         if self.spec is not None and self.spec.cost_feature is not None:
-            costs = rows[:, :, self.spec.cost_feature]
+            costs = rows[:, :, FEATURES.index(self.spec.cost_feature)]
             return soft_targets(costs * self.sharpness, mask), costs
         # A choice that is no function of what the policy sees teaches nothing.
         if self.spec is None or self.spec.draws or not self.spec.sees_state:

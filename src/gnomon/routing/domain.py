@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.serving.scenario.pool import Pool
 from gnomon.timing.iteration import IterationTables
@@ -58,6 +59,10 @@ class DomainConfig(Config):
     """Range of median output tokens after long prompts: summaries are short, reports are not."""
     session_share: Share = 0.15
     """Share of the traces that are conversations with a prefix cache."""
+    straggler_share: Share = 0.25
+    """Share of the traces in which a replica becomes 1.3 to 4 times slower for a while."""
+    hang_share: Share = 0.15
+    """Share of the traces in which a replica stops for seconds and nobody notices, as where one has died."""
     max_tokens: PositiveInt = 16384
     """Most tokens of a request."""
     warm_up: tuple[PositiveInt, PositiveInt] = (50, 300)
@@ -110,6 +115,8 @@ class Episode:
     """Arrivals before the first decision."""
     alone_s: float
     """Latency of the mean request alone on the fastest replica: the unit of rewards."""
+    troubles: Floats = field(default_factory=lambda: np.zeros((0, 4)))
+    """[trouble, (from, until, replica, slowdown)]: when a replica is slower, and by which share."""
 
 
 def filled_up(array: Any, num_replicas: int) -> Any:

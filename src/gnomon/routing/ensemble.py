@@ -42,6 +42,7 @@ class Ensemble(NamedTuple):
     of the times to first tokens have grown."""
     slo_ttft_s: Floats  # [1]
     queue_depth: Ints  # [1]: requests of every queue that are observed.
+    troubles: Floats  # [lane, trouble, 4]: of its episode (`domain.Episode`).
     router_memory: Floats  # [lane, number]: memory of a router that is asked for its opinion (a teacher).
 
 
@@ -110,6 +111,10 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
     cluster, pending = fleet.cluster, many.pending[lane]
     now, then = cluster.requests[pending].arrival_s, cluster.requests[pending + 1].arrival_s
+    for i in range(many.troubles.shape[1]):
+        one = many.troubles[lane, i]
+        if one[3] > 0.0:
+            cluster.replicas[int(one[2])].slowdown = one[3] if one[0] <= now < one[1] else 0.0
     enqueue(cluster, chosen, pending, now)
     remember_choice(fleet, pending, chosen)
     many.active[lane, many.num_active[lane]] = pending
@@ -133,63 +138,30 @@ def _opinion(many: Ensemble, engine: Engine, lane: int) -> int:
     return ask(fleet, engine.router, many.pending[lane])
 
 
-@inlined
-def _step_all(many: Ensemble, engine: Engine, log: Log, chosen: Ints) -> None:
-    for lane in range(chosen.size):
-        _step(many, engine, log, lane, chosen[lane])
-
-
 @jit
 def step_all(many: Ensemble, engine: Engine, log: Log, chosen: Ints) -> None:
     """Route the pending request of every lane as chosen."""
-    _step_all(borrow(many), engine, borrow(log), chosen)
-
-
-@inlined
-def _opinions(many: Ensemble, engine: Engine, chosen: Ints) -> None:
+    lent, lent_log = borrow(many), borrow(log)
     for lane in range(chosen.size):
-        chosen[lane] = _opinion(many, engine, lane)
+        _step(lent, engine, lent_log, lane, chosen[lane])
 
 
 @jit
 def opinions(many: Ensemble, engine: Engine, chosen: Ints) -> None:
     """Ask the engine's router about the pending request of every lane."""
-    _opinions(borrow(many), engine, chosen)
-
-
-@inlined
-def _warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> None:
-    fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
-    observe(fleet, 0, many.observation[lane], many.queue_depth[0])
-    for _ in range(count):
-        _step(many, engine, log, lane, _opinion(many, engine, lane))
+    lent = borrow(many)
+    for lane in range(chosen.size):
+        chosen[lane] = _opinion(lent, engine, lane)
 
 
 @jit
 def warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> None:
     """Start a lane: let the engine's router decide about its first `count` requests, then wait for a decision."""
-    _warm_up(borrow(many), engine, borrow(log), lane, count)
-
-
-@inlined
-def _roll_out(
-    copies: Ensemble, engine: Engine, log: Log, last: int, observes: bool, ttft_weight: float, costs: Floats
-) -> None:
-    for r in range(costs.size):
-        fleet = _lane(copies.fleets, r, costs.size, copies.router_memory)
-        requests, pending, num_active = fleet.cluster.requests, copies.pending[r], copies.num_active[r]
-        enqueue(fleet.cluster, r, pending, requests[pending].arrival_s)
-        if observes:
-            remember_choice(fleet, pending, r)
-        wake_groups(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)
-        serve_arrivals(fleet, engine, log, pending + 1, last)
-        advance_replicas(fleet, engine, log, NEVER)
-        total = 0.0
-        for i in range(num_active + last - pending):
-            request = requests[copies.active[r, i] if i < num_active else pending + i - num_active]
-            total += request.finished_s - request.arrival_s
-            total += ttft_weight * max(0.0, request.first_token_s - request.arrival_s)
-        costs[r] = total
+    lent, lent_log = borrow(many), borrow(log)
+    fleet = _lane(lent.fleets, lane, lent.num_replicas[lane], lent.fleets.memory)
+    observe(fleet, 0, lent.observation[lane], lent.queue_depth[0])
+    for _ in range(count):
+        _step(lent, engine, lent_log, lane, _opinion(lent, engine, lane))
 
 
 @jit
@@ -202,7 +174,22 @@ def roll_out(
     Lane r of `copies` is a copy of the lane in question in which replica r is tried; the copies are used up. The memory
     of a router that `observes` must be told of the choice.
     """
-    _roll_out(borrow(copies), engine, borrow(log), last, observes, ttft_weight, costs)
+    lent, lent_log = borrow(copies), borrow(log)
+    for r in range(costs.size):
+        fleet = _lane(lent.fleets, r, costs.size, lent.router_memory)
+        requests, pending, num_active = fleet.cluster.requests, lent.pending[r], lent.num_active[r]
+        enqueue(fleet.cluster, r, pending, requests[pending].arrival_s)
+        if observes:
+            remember_choice(fleet, pending, r)
+        wake_groups(fleet, engine, lent_log, lent.unwoken[r], pending + 1, requests[pending].arrival_s)
+        serve_arrivals(fleet, engine, lent_log, pending + 1, last)
+        advance_replicas(fleet, engine, lent_log, NEVER)
+        total = 0.0
+        for i in range(num_active + last - pending):
+            request = requests[lent.active[r, i] if i < num_active else pending + i - num_active]
+            total += request.finished_s - request.arrival_s
+            total += ttft_weight * max(0.0, request.first_token_s - request.arrival_s)
+        costs[r] = total
 
 
 OF_CACHES = frozenset(
@@ -212,10 +199,8 @@ OF_CACHES = frozenset(
 
 
 def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: int, last: int) -> None:
-    """Copy a lane into lanes of another (or the same) ensemble of the same shape, with its requests `first` to `last`.
-
-    Prefix caches, by far the largest part, are left alone where the lane has none.
-    """
+    """Copy a lane into lanes of another (or the same) ensemble of the same shape, with its requests `first` to `last`;
+    prefix caches, by far the largest part, only where it has some."""
     cluster = many.fleets.cluster
     has_cache = bool(cluster.replicas[lane, 0].prefix_cache)
     for name, target, source in zip(Cluster._fields, copies.fleets.cluster, cluster, strict=True):
@@ -233,6 +218,7 @@ def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: i
     for name in ("draws", "memory", "predicted_output", "known"):
         getattr(copies.fleets, name)[into] = getattr(many.fleets, name)[lane]
     for name in (
-        "num_replicas", "pending", "unwoken", "num_active", "active", "observation", "accounts", "router_memory",
+        "num_replicas", "pending", "unwoken", "num_active", "active", "observation", "accounts", "troubles",
+        "router_memory",
     ):  # fmt: skip
         getattr(copies, name)[into] = getattr(many, name)[lane]

@@ -12,7 +12,7 @@ from gnomon.routing import ensemble
 from gnomon.routing.compare import find_scenario
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import DomainConfig, Episode, RewardConfig, Traffic, filled_up
-from gnomon.routing.traffic import RandomTraffic, ScenarioTraffic
+from gnomon.routing.traffic import NUM_TROUBLES, RandomTraffic, ScenarioTraffic
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.log import new_log
@@ -181,6 +181,8 @@ class VectorClusters:
             array[env] = 0.0
         self.episodes[env] += 1
         many.num_replicas[env] = first
+        many.troubles[env] = 0.0
+        many.troubles[env, : len(episode.troubles)] = episode.troubles
         many.pending[env] = many.unwoken[env] = many.num_active[env] = 0
 
     def _make_room_for_hashes(self, count: int) -> None:
@@ -209,15 +211,13 @@ class VectorClusters:
             num_active=np.zeros(lanes, np.int64), observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
             accounts=np.zeros((lanes, ensemble.NUM_ACCOUNTS)), slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
             queue_depth=np.array([self.queue_depth]),
+            troubles=np.zeros((lanes, NUM_TROUBLES, 4)),
             router_memory=np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
         )  # fmt: skip
 
 
 class SeveralClusters:
-    """Environments of several `VectorClusters` in one row, as one learner sees them.
-
-    Observations are as wide as the largest fleet needs; the mask says which replicas exist.
-    """
+    """Environments of several `VectorClusters` in one row, as one learner sees them, each as wide as the largest."""
 
     def __init__(self, parts: list[VectorClusters]) -> None:
         self.parts = parts

@@ -18,11 +18,8 @@ Observation = NDArray[np.float32]
 
 class RoutingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc]
     """Route one arrival per step. The observation is [replica, feature]; an episode is truncated after `horizon`
-    arrivals, never terminated.
-
-    Where the domain draws fewer replicas than its most, the rows of those missing are zero, `info["action_mask"]` says
-    which exist, and an action beyond them counts modulo their number.
-    """
+    arrivals, never terminated. Rows of missing replicas are zero, `info["action_mask"]` says which exist, and an action
+    beyond them counts modulo their number."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium declares it so.
 

@@ -1,8 +1,7 @@
 """The networks: one scores every replica for one request, one judges the whole state.
 
-Both look at the replicas as a set. Every row goes through the same two layers; the mean and the maximum over all rows
-are what each replica knows of the others. So neither depends on the order or the number of replicas. The scorer's
-arithmetic is the same, layer by layer, as that of the compiled router `learned`, which runs it without PyTorch.
+Both look at the replicas as a set: neither depends on their order or number. The scorer's arithmetic is the same, layer
+by layer, as that of the compiled router `learned`, which runs it without PyTorch.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gnomon.core.streams import stream
-from gnomon.serving.routers.policy_file import CLIP, load_policy, save_policy
+from gnomon.serving.routers.observation import GATEWAY_VS, NUM_FEATURES
+from gnomon.serving.routers.policy_file import CLIP, SHARPNESS, load_policy, save_policy
 
 MIN_STD = 1e-3  # A feature that hardly varies in the demonstrations is not blown up.
 
@@ -41,11 +41,8 @@ class Normalizer(nn.Module):  # type: ignore[misc]
 
 
 class Scorer(nn.Module):  # type: ignore[misc]
-    """The policy: logits [batch, replica] from rows [batch, replica, feature]; -inf where there is no replica.
-
-    A recurrent one carries a memory [batch, hidden] from decision to decision (a GRU over what all replicas have in
-    common). It learns with the memory it acted with, one decision back in time.
-    """
+    """The policy: logits [batch, replica] from rows [batch, replica, feature]; -inf where there is no replica. A
+    recurrent one carries a memory [batch, hidden]: it learns with the one it acted with, one decision back in time."""
 
     def __init__(self, num_features: int, hidden: int, recurrent: bool = False) -> None:
         super().__init__()
@@ -71,6 +68,8 @@ class Scorer(nn.Module):  # type: ignore[misc]
             common = torch.cat([common, memory], -1)
         context = common.unsqueeze(1).expand(-1, h.shape[1], -1)
         scores: Tensor = self.rho1(torch.relu(self.rho0(torch.cat([h, context], -1)))).squeeze(-1)
+        if self.num_features == NUM_FEATURES:  # Rows of anything else have no rule in them.
+            scores = scores - SHARPNESS * rows[..., GATEWAY_VS]
         return scores.masked_fill(~mask, -torch.inf), memory
 
 
@@ -110,6 +109,9 @@ def initialize(module: nn.Module, seed: int) -> None:
         for child in module.children():
             if isinstance(child, nn.Linear | nn.GRUCell):
                 child.reset_parameters()
+        if isinstance(module, Scorer):  # It begins as the rule.
+            nn.init.zeros_(module.rho1.weight)
+            nn.init.zeros_(module.rho1.bias)
 
 
 def save_scorer(scorer: Scorer, path: str | Path, lengths: str, made: Mapping[str, Any]) -> Path:

@@ -1,9 +1,7 @@
 """A router that learns while one long simulation runs, beside a safe one that gets the same requests.
 
-Two clusters have the same arrivals. In one the policy decides and learns from what it did, block by block of decisions;
-in the other the safe router decides. What the first loses against the second is the regret. Where a block was worse by
-more than a margin, the safe router takes over in the first cluster too, for a block at first, then twice as long each
-time; the policy is left as it was before that block.
+Where a block of decisions is worse than the safe router's by more than a margin, that one takes over for a block at
+first, then twice as long each time; the policy is left as it was before that block.
 """
 
 import copy

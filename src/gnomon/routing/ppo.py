@@ -1,16 +1,8 @@
 """PPO over clusters: collect decisions, estimate their advantages, improve the policy on a leash.
 
-One file, read from top to bottom: the schedules, what is collected, advantages, the loss, the update, the trainer.
-
-What differs from the textbook, and why:
-
-* every update starts from fresh clusters whose traces follow from (seed, update), so that a checkpoint needs no state
-  of the simulator and a resumed run equals one that never stopped;
-* several clusters get the same arrivals, and the mean advantage of a decision over them is taken off: what is left is
-  the merit of the choices, not the luck of the draw (a baseline that depends on the input: Mao et al., "Variance
-  Reduction for Reinforcement Learning in Input-Driven Environments", ICLR 2019);
-* no episode ends, they are only cut: the value of what comes after the cut is always added;
-* KL(policy || reference) is part of the loss; its weight decays and then holds, so that the leash is never let go.
+One file, read from top to bottom: the schedules, what is collected, advantages, the loss, the update, the trainer. What
+differs from the textbook, and why, is in docs/routing.md (the mean over clusters with the same arrivals: Mao et al.,
+"Variance Reduction for Reinforcement Learning in Input-Driven Environments", ICLR 2019).
 """
 
 import copy

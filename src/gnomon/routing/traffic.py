@@ -64,6 +64,7 @@ def _window(whole: Requests, first: int, length: int, count: int, seed: int) -> 
     return replace(found, arrival_s=arrival_s - arrival_s[0])
 
 
+NUM_TROUBLES = 2  # At most, of a trace.
 BLOCK_TOKENS = 16
 CACHED_BLOCKS, SESSION_TOKENS, SESSION_SEQUENCES = 4096, 4096, 64
 """KV blocks, longest request and batch cap of a replica with a prefix cache: small, because every training cluster
@@ -111,7 +112,8 @@ class RandomTraffic:
         requests = replace(requests, arrival_s=times)
         if has_sessions:
             requests = _in_sessions(requests, random)
-        return Episode(pools, requests, warm_up, least_alone_s(self.tables, pools, prompt, output))
+        alone_s = least_alone_s(self.tables, pools, prompt, output)
+        return Episode(pools, requests, warm_up, alone_s, _troubles(domain, len(pools), requests.arrival_s, random))
 
     def _replicas(self, has_sessions: bool, random: np.random.Generator) -> list[tuple[Pool, int]]:
         domain = self.domain
@@ -205,6 +207,19 @@ def _arrivals(domain: DomainConfig, count: int, rate: float, random: np.random.G
         profile = Profile(np.array([before, spike, span - before - spike]), np.array([1.0, 3.0, 1.0]))
         times = profile.warp(times)
     return times
+
+
+def _troubles(domain: DomainConfig, num_replicas: int, arrival_s: Floats, random: np.random.Generator) -> Floats:
+    """A replica that becomes slower for a while, and one that stops: an iteration of it takes 20 to 130 times as
+    long."""
+    found, last = np.zeros((NUM_TROUBLES, 4)), float(arrival_s[-1])
+    if random.random() < domain.straggler_share:
+        begin, length = random.uniform(0.0, 0.8) * last, random.uniform(0.1, 0.6) * last
+        found[0] = begin, begin + length, random.integers(num_replicas), _log_uniform(random, (1.3, 4.0)) - 1.0
+    if random.random() < domain.hang_share:
+        at = int(random.integers(len(arrival_s) - 4))
+        found[1] = arrival_s[at], arrival_s[at + 3], random.integers(num_replicas), random.uniform(20.0, 130.0)
+    return found
 
 
 def _in_sessions(requests: Requests, random: np.random.Generator) -> Requests:

@@ -1,9 +1,5 @@
-"""Fit the weights of the rule `unselfish` to a fleet and its load, in about a minute.
-
-An evolution strategy over the logarithms of its weights: draw a population around the centre, simulate each on the
-same traces, move the centre to the mean of the best, draw the next one closer. All candidates meet the same requests,
-so that even small differences are merit, not luck.
-"""
+"""Fit the weights of the rule `unselfish` to a fleet and its load, in about a minute: an evolution strategy over their
+logarithms, in which all candidates meet the same requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +14,13 @@ from gnomon.core.config import Config
 from gnomon.core.parallel import Map, shared_workers
 from gnomon.core.sizes import Requests, Seed, Seeds, Steps
 from gnomon.core.streams import stream
-from gnomon.routing.compare import TEACHER, find_scenario, one_row
+from gnomon.routing.compare import find_scenario, one_row
 from gnomon.routing.traffic import training_requests
 from gnomon.serving.routers import KNOWN, ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 
+RULE = "unselfish"
 BASELINE = "least_outstanding"  # Whose P99 of TTFT the tuned rule should not exceed.
 USUAL_REQUESTS = 4000
 LEAST = 0.01  # Where a weight of 0 starts from: its logarithm must be finite.
@@ -83,7 +80,7 @@ def tune(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Tuned:  # fmt: skip
     """The best weights found. The rule as it comes is a candidate too: the result is never worse on these traces."""
-    usual = {name: one for name, one in ROUTERS[TEACHER].options.items() if name not in KNOWN}
+    usual = {name: one for name, one in ROUTERS[RULE].options.items() if name not in KNOWN}
     names, start = list(usual), np.log(np.maximum(list(usual.values()), LEAST))
     random = stream(config.seed, "tuning")
     with shared_workers(jobs=jobs, ray=ray) as workers:
@@ -116,12 +113,12 @@ class _Costs:
         self.config, self.names, self.workers = config, names, workers
         seeds = stream(config.seed, "traces to tune on").integers(2**31, size=config.num_seeds)
         self.traces = [(scenario, int(seed)) for scenario in scenarios for seed in seeds]
-        self.usual = self._measured([RouterConfig(name=TEACHER, lengths=config.lengths)])[0]
+        self.usual = self._measured([RouterConfig(name=RULE, lengths=config.lengths)])[0]
         self.tail = self._measured([RouterConfig(name=BASELINE)])[0]
 
     def __call__(self, candidates: list[Floats]) -> Floats:
         routers = [
-            RouterConfig(name=TEACHER, options=_options(self.names, one), lengths=self.config.lengths)
+            RouterConfig(name=RULE, options=_options(self.names, one), lengths=self.config.lengths)
             for one in candidates
         ]
         measured = self._measured(routers)
@@ -161,5 +158,5 @@ def _requests(name: str, source: str | None, count: int | None, seed: int) -> An
 
 def as_scenario(name: str, tuned: Tuned, config: TuneConfig) -> Scenario:
     """The scenario with the tuned rule as its router."""
-    router = RouterConfig(name=TEACHER, options=tuned.options, lengths=config.lengths)
+    router = RouterConfig(name=RULE, options=tuned.options, lengths=config.lengths)
     return find_scenario(name, config.source).model_copy(update={"router": router})

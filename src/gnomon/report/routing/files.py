@@ -229,7 +229,7 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
 
 MARKS = {
     "policy": "* a learned policy.",
-    "teacher": "(own rule): made by hand here, no baseline; policies learn from unselfish.",
+    "teacher": "(own rule): made by hand here, no baseline; policies add to gateway.",
     "bound": "(knows lengths): knows every output length, which no real router does; not the best possible.",
 }
 

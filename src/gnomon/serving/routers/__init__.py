@@ -52,7 +52,7 @@ class RouterSpec:
     """It is compiled; else plain Python, slower, but free to use any object."""
     predicts: bool = False
     """It looks at `fleet.predicted_output` (`--router.lengths`)."""
-    cost_feature: int | None = None
+    cost_feature: str | None = None
     """The feature (`observation.FEATURES`) of which it takes the least, so that it teaches what every choice costs."""
     numbers: Callable[[RouterConfig], Floats] | None = None
     """What `fleet.parameters` holds behind the options, e.g. a trained network (`--router.checkpoint`)."""

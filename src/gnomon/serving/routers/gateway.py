@@ -3,12 +3,10 @@
 Where requests are and no token has come for `silence` times as long as could be, nothing more is sent.
 
 A first token that comes late costs more than its seconds: `late` times the fourth power of its time, in units of the
-time that the slowest hundredth would need were all work spread evenly. Short waits cost next to nothing, those beyond
-it very much, whatever the fleet and the load. How long that is, is known from all replicas together, wherever the work
-lies: from what is ahead on them, by their speeds. Its 99th percentile is followed from arrival to arrival, and what is
-left of a prefill that one finds under way is added. It counts for what is new of a prompt: where most of it is cached,
-a request may well wait. And it chooses only among replicas that cost hardly more than the least, by a share of
-`within`: a sooner first token is not worth any price.
+time that the slowest hundredth would need were all work spread evenly: from what is ahead on all replicas, by their
+speeds. Its 99th percentile is followed from arrival to arrival, and what is left of a prefill that one finds under way
+is added. It counts for what is new of a prompt, and it chooses only among replicas that cost hardly more than the
+least, by a share of `within`: a sooner first token is not worth any price.
 
 Beside that and the times of `unselfish` a request counts what its prompt costs later: those who wait already (`later`),
 and the cached prefixes that must give way (`reuse`).
@@ -27,7 +25,14 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, expected_output, me
 _SENT_S, _SENT_AT_S, _COST, _LATENESS = range(4)
 _PER_REPLICA = 4
 # And of the fleet, behind all of them.
-_COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW = range(6)
+_COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW, _LEAST = range(7)
+MEMORY = _PER_REPLICA + 7  # Of each replica, however few there are.
+
+OPTIONS = {
+    **ADDED_WEIGHTS, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 8.0, "silence": 4.0, "within": 0.3,
+}  # fmt: skip
+USUAL = tuple(OPTIONS.values())
+_WITHIN, MOST = 8, 20.0
 
 _LIVES = 4.0
 _TAIL, _PACE, _SETTLING = 0.99, 0.1, 20.0
@@ -57,18 +62,12 @@ def _learn_tail(memory: Any, of_fleet: int, even_s: float, alone_s: float) -> No
     memory[of_fleet + _ALONE_SQUARED] += weight * (alone_s**2 - memory[of_fleet + _ALONE_SQUARED])
 
 
-@router(
-    "gateway",
-    options={
-        **ADDED_WEIGHTS, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 8.0, "silence": 4.0, "within": 0.3,
-    },
-    memory=_PER_REPLICA, predicts=True, observes=True,
-)  # fmt: skip
-def gateway(fleet: Fleet, request_id: int) -> int:
-    """Least added latency among the replicas that answer, and among the others where none does; ties to the lowest
-    id."""
-    weights, memory, replicas = fleet.parameters, fleet.memory, fleet.cluster.replicas
-    request, of_fleet = fleet.cluster.requests[request_id], _PER_REPLICA * replicas.size
+@inlined
+def weigh(fleet: Fleet, request_id: int, weights: Any, base: int) -> int:
+    """Note what a request costs on every candidate in the memory that begins at `base`; returns the candidate of the
+    least. To be called once for every arrival."""
+    memory, replicas, request = fleet.memory, fleet.cluster.replicas, fleet.cluster.requests[request_id]
+    of_fleet = base + _PER_REPLICA * replicas.size
     now, prompt = request.arrival_s, request.prompt_tokens
     memory[of_fleet + _COUNT] += 1.0
     known.look(fleet, now)
@@ -79,7 +78,7 @@ def gateway(fleet: Fleet, request_id: int) -> int:
     least = math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
-        state, mine, new = replicas[r], _PER_REPLICA * r, known.new_tokens(fleet, r, request_id)
+        state, mine, new = replicas[r], base + _PER_REPLICA * r, known.new_tokens(fleet, r, request_id)
         waiting = state.num_waiting + state.num_coming
         prefill = state.prefill_left + state.num_coming * memory[of_fleet + _MEAN_NEW]
         most_found = max(most_found, 1.0 - new / prompt)
@@ -119,16 +118,45 @@ def gateway(fleet: Fleet, request_id: int) -> int:
             memory[mine + _LATENESS] = weights[6] * ((wait + own) / tail_s) ** 4 * tail_s * new / prompt
     chosen, best = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
-        mine = _PER_REPLICA * fleet.candidates[i]
+        mine = base + _PER_REPLICA * fleet.candidates[i]
         in_all = memory[mine + _COST] + memory[mine + _LATENESS]
         if memory[mine + _COST] <= (1.0 + weights[8]) * least and in_all < best:
             chosen, best = fleet.candidates[i], in_all
     _learn_tail(memory, of_fleet, ahead_of_all / speeds, prompt * fleet.candidates.size / speeds)
-    new = known.new_tokens(fleet, chosen, request_id)
-    weight = max(0.01, 1.0 / memory[of_fleet + _COUNT])
-    memory[of_fleet + _FOUND] += weight * (most_found - memory[of_fleet + _FOUND])
+    memory[of_fleet + _FOUND] += max(0.01, 1.0 / memory[of_fleet + _COUNT]) * (most_found - memory[of_fleet + _FOUND])
+    memory[of_fleet + _LEAST] = least
+    return int(chosen)
+
+
+@inlined
+def remember(fleet: Fleet, chosen: int, new: int, base: int) -> None:
+    """Note which replica got the request, of which it must compute `new` prompt tokens."""
+    memory, state = fleet.memory, fleet.cluster.replicas[chosen]
+    of_fleet = base + _PER_REPLICA * fleet.cluster.replicas.size
+    weight = max(0.01, 1.0 / max(1.0, memory[of_fleet + _COUNT]))
     memory[of_fleet + _MEAN_NEW] += weight * (new - memory[of_fleet + _MEAN_NEW])
-    room = float(min(known.prefill_room(replicas[chosen], 0), replicas[chosen].max_chunk_tokens))
-    chunk = min(float(new), room)
-    memory[_PER_REPLICA * chosen + _SENT_S] += new / chunk * known.iteration_s(fleet, chosen, chunk, 0, 0.0)
+    chunk = min(float(new), float(min(known.prefill_room(state, 0), state.max_chunk_tokens)))
+    memory[base + _PER_REPLICA * chosen + _SENT_S] += new / chunk * known.iteration_s(fleet, chosen, chunk, 0, 0.0)
+
+
+@inlined
+def cost_vs_best(fleet: Fleet, r: int, best: int, base: int) -> float:
+    """The logarithm of what a request would cost on candidate `r` over what it would on the best one; 0 only there."""
+    memory, mine = fleet.memory, base + _PER_REPLICA * r
+    least = memory[base + _PER_REPLICA * fleet.cluster.replicas.size + _LEAST]
+    the_best = memory[base + _PER_REPLICA * best + _COST] + memory[base + _PER_REPLICA * best + _LATENESS]
+    more = max(0.0, math.log((memory[mine + _COST] + memory[mine + _LATENESS]) / the_best))
+    if memory[mine + _COST] > (1.0 + USUAL[_WITHIN]) * least:
+        more += math.log(memory[mine + _COST] / least)
+    return min(MOST, more)
+
+
+@router(
+    "gateway", options=OPTIONS, memory=_PER_REPLICA, predicts=True, observes=True, cost_feature="gateway_vs_best",
+)  # fmt: skip
+def gateway(fleet: Fleet, request_id: int) -> int:
+    """Least added latency among the replicas that answer, and among the others where none does; ties to the lowest
+    id."""
+    chosen = weigh(fleet, request_id, fleet.parameters, 0)
+    remember(fleet, chosen, known.new_tokens(fleet, chosen, request_id), 0)
     return chosen

@@ -1,15 +1,9 @@
 """What a router that observes knows of the replicas: what a gateway can know, or (option `omniscient`) all there is.
 
-A gateway knows its own requests exactly. Beside them it has of a replica:
-
-- its counters and the share of its KV blocks in use, as read every `scrape_s` seconds;
-- what it holds of a prefix, by its KV events, a share `kv_loss` of which never came;
-- how fast it is: seconds of an iteration, a prompt token, a decode and a token of context, fitted to what was done
-  between two readings, and a factor beside them that follows a sudden change;
-- when its last token came.
-
-An omniscient router sees tables and states in their place. A router asks here and need not know which of the two it is
-told; it calls `look` once for every arrival.
+A gateway knows its own requests exactly, metrics as read every `scrape_s` seconds, prefixes by KV events, a share
+`kv_loss` of which never came, speeds as fitted to what was done between two readings, with a factor beside them that
+follows a sudden change, and when a replica's last token came. An omniscient router sees tables and states in their
+place. A router asks here and need not know which of the two it is told; it calls `look` once for every arrival.
 """
 
 from typing import Any

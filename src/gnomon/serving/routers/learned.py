@@ -9,10 +9,10 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.jit import inlined
 from gnomon.serving.routers import KNOWN, Fleet, observation, router
-from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
+from gnomon.serving.routers.policy_file import CLIP, SHARPNESS, load_policy, packed, shipped_policy
 from gnomon.serving.scenario.config import RouterConfig
 
-NUM_OPTIONS = 3 + len(KNOWN)  # Entries of `fleet.parameters` before the packed policy.
+NUM_OPTIONS = 2 + len(KNOWN)  # Entries of `fleet.parameters` before the packed policy.
 
 
 def policy_numbers(config: RouterConfig) -> Floats:
@@ -92,6 +92,7 @@ def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> No
     h, between = np.empty((count, hidden)), np.empty(hidden)
     mean, highest, context = np.zeros(hidden), np.zeros(hidden), np.empty(hidden)
     for r in range(count):
+        scores[r] = numbers[rho1 + hidden] - SHARPNESS * rows[r, observation.GATEWAY_VS]
         _normalise(numbers, normaliser, rows[r])
         _begin_with(numbers, phi1 - hidden, between, hidden)
         _layer(numbers, phi0, rows[r], observation.NUM_FEATURES, between, hidden)
@@ -115,7 +116,6 @@ def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> No
             between[j] = context[j]
         _layer(numbers, rho0, h[r], hidden, between, hidden)
         _relu(between, hidden)
-        scores[r] = numbers[rho1 + hidden]
         for j in range(hidden):
             scores[r] += between[j] * numbers[rho1 + j]
 
@@ -153,22 +153,8 @@ def _rule_out_others(fleet: Fleet, scores: Any) -> None:
 
 
 @inlined
-def _rule_out_late(first_tokens: Any, waits: Any, limit: float, scores: Any) -> None:
-    """Replicas on which the request would wait longer than `limit` are not chosen. Where all would be late, the soonest
-    first token is the highest score."""
-    in_time = False
-    for r in range(scores.size):
-        in_time = in_time or (waits[r] <= limit and scores[r] > -np.inf)
-    for r in range(scores.size):
-        if scores[r] > -np.inf and not in_time:
-            scores[r] = -first_tokens[r]
-        elif waits[r] > limit:
-            scores[r] = -np.inf
-
-
-@inlined
 def _temperature(fleet: Fleet) -> float:
-    busy, idle = fleet.parameters[0], fleet.parameters[2]
+    busy, idle = fleet.parameters[0], fleet.parameters[1]
     if idle <= busy:
         return busy
     running, places = 0.0, 1.0
@@ -179,23 +165,17 @@ def _temperature(fleet: Fleet) -> float:
 
 
 @router(
-    "learned", options={"temperature": 0.0, "patience": observation.PATIENCE, "idle_temperature": 0.0},
+    "learned", options={"temperature": 0.0, "idle_temperature": 0.0},
     memory=observation.MEMORY_PER_REPLICA, predicts=True, observes=True, numbers=policy_numbers,
 )  # fmt: skip
 def learned(fleet: Fleet, request_id: int) -> int:
-    """The replica with the highest score of those where the request does not wait too long; with a `temperature`,
-    sampled from the softmax of the scores. It goes from `idle_temperature`, if that is higher, to `temperature` with
-    the share of places that are taken."""
+    """The replica with the highest score; with a `temperature`, sampled from the softmax of the scores. It goes from
+    `idle_temperature`, if that is higher, to `temperature` with the share of places that are taken."""
     count = fleet.cluster.replicas.size
     rows, scores = np.empty((count, observation.NUM_FEATURES)), np.empty(count)
-    unit_s = observation.observe(fleet, request_id, rows, int(fleet.parameters[NUM_OPTIONS + 1]))
-    first_tokens, waits = np.empty(count), np.empty(count)
-    for r in range(count):
-        first_tokens[r] = unit_s * math.exp(rows[r, observation.FIRST_TOKEN])
-        waits[r] = first_tokens[r] - unit_s * math.exp(-rows[r, observation.PREFILL_SPEED])
+    observation.observe(fleet, request_id, rows, int(fleet.parameters[NUM_OPTIONS + 1]))
     score(fleet.parameters, NUM_OPTIONS, rows, count, scores)
     _rule_out_others(fleet, scores)
-    _rule_out_late(first_tokens, waits, observation.longest_wait_s(fleet, fleet.parameters[1]), scores)
     chosen = choose(scores, count, _temperature(fleet), fleet.draws[request_id, 0])
     observation.remember_choice(fleet, request_id, chosen)
     return chosen

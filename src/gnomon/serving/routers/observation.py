@@ -1,9 +1,7 @@
 """What the learned router sees: one row of numbers per replica.
 
-Every row holds what is known of that replica, of the request on it, and of the request and the fleet as a whole.
 Counts enter as log1p and times as logarithms of ratios, so that neither the size of the fleet nor the speed of the
 hardware shifts the scale. Seconds are measured in the time that the request would take alone on the best replica.
-Nothing depends on true output lengths (see `gnomon.serving.routers.prediction`).
 
 Moving averages live in `fleet.memory`: `observe` brings them up to the arrival, `remember_choice` notes the decision.
 """
@@ -16,7 +14,7 @@ import numpy as np
 
 from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
-from gnomon.serving.routers import known, prediction
+from gnomon.serving.routers import gateway, known, prediction
 from gnomon.serving.routers.known import iteration_s, new_tokens
 from gnomon.serving.routers.prediction import ADDED_WEIGHTS, Prediction, added_s, chunk_of, kv_each
 from gnomon.serving.scenario.config import QUEUE_DEPTH
@@ -57,6 +55,7 @@ FEATURES = (
     "crowding",  # how much it slows their decodes, all together
     "stalls_to_come",  # how long prefills will hold it up there, if they come as of late
     "added_vs_best",  # log of the latency that it adds in all (`added_s`) over the least
+    "gateway_vs_best",  # log of what the rule `gateway` counts (`gateway.weigh`) over the least
     # The request and the fleet.
     "prompt",
     "prompt_vs_mean",
@@ -74,15 +73,17 @@ SCHEMA_HASH = hashlib.sha256(",".join((*FEATURES, str(QUEUE_DEPTH))).encode()).h
     OUTSTANDING, WAITING, RUNNING_SHARE, PREFILL_LEFT, KV_USED, KV_DEMAND, DECODE_LEFT, OUTSTANDING_VS, PREFILL_VS,
     DECODE_VS, DECODE_SPEED, PREFILL_SPEED, BATCH_CAP, MEAN_KV, BATCH_ENDS, ARRIVALS, ARRIVED_TOKENS, COMPLETIONS,
     TREND, HEAD_TOKENS, HEAD_LONGEST, HEAD_AGE, PREFIX_HIT, NEW_TOKENS, FIRST_TOKEN, FIRST_TOKEN_VS, FINISH, FINISH_VS,
-    STEP_VS, STALL, CROWDING, STALLS_TO_COME, ADDED_VS, PROMPT, PROMPT_VS, EXPECTED_OUTPUT, NUM_REPLICAS, RATE_VS,
-    BURSTINESS, BACKLOG, KV_IN_ALL,
+    STEP_VS, STALL, CROWDING, STALLS_TO_COME, ADDED_VS, GATEWAY_VS, PROMPT, PROMPT_VS, EXPECTED_OUTPUT, NUM_REPLICAS,
+    RATE_VS, BURSTINESS, BACKLOG, KV_IN_ALL,
 ) = range(NUM_FEATURES)  # fmt: skip
 
 # Memory: of each replica ...
 _ARRIVALS, _ARRIVED, _COMPLETIONS, _FINISHED, _OUTSTANDING, _PREFILL_S = range(6)
-MEMORY_PER_REPLICA = 6
+_PER_REPLICA = 6
+MEMORY_PER_REPLICA = _PER_REPLICA + gateway.MEMORY  # Behind all of it the memory of the rule begins.
 # ... and, behind all of them, of the fleet.
 _LAST_S, _GAP, _SLOW_GAP, _SQUARED_GAP, _PROMPT, _COUNT, _WINDOW_S, _SQUARED_FIRST = range(8)
+_OF_FLEET = 8
 _QUICK, _SLOW, _SLOWEST = 0.05, 0.005, 1e-4  # Weights of the newest arrival in the moving averages.
 _LIVES = 4.0  # Length of the window of recent prefills, in lives of a mean request.
 
@@ -105,7 +106,7 @@ PATIENCE = 2.5  # Usual `patience` (see `longest_wait_s`).
 def _update_averages(fleet: Fleet, at: Arrival) -> None:
     """Bring the moving averages up to this arrival."""
     replicas, memory = fleet.cluster.replicas, fleet.memory
-    base = MEMORY_PER_REPLICA * replicas.size
+    base = _PER_REPLICA * replicas.size
     count = memory[base + _COUNT]
     gap = at.now - memory[base + _LAST_S] if count > 0.0 else 0.0
     quick, slow = max(_QUICK, 1.0 / (count + 1.0)), max(_SLOW, 1.0 / (count + 1.0))
@@ -119,7 +120,7 @@ def _update_averages(fleet: Fleet, at: Arrival) -> None:
     memory[base + _COUNT] = count + 1.0
     fading = math.exp(-gap / memory[base + _WINDOW_S]) if memory[base + _WINDOW_S] > 0.0 else 1.0
     for r in range(replicas.size):
-        mine = MEMORY_PER_REPLICA * r
+        mine = _PER_REPLICA * r
         memory[mine + _PREFILL_S] *= fading
         ended = replicas[r].num_finished - memory[mine + _FINISHED]
         memory[mine + _FINISHED] = replicas[r].num_finished
@@ -129,18 +130,18 @@ def _update_averages(fleet: Fleet, at: Arrival) -> None:
 
 @inlined
 def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
-    """Note which replica got the request. Call once for every arrival, after `observe`."""
+    """Note which replica got the request. Call once for every arrival."""
     replicas, memory = fleet.cluster.replicas, fleet.memory
     count = replicas.size
-    mean_prompt = max(1.0, memory[MEMORY_PER_REPLICA * count + _PROMPT])
+    mean_prompt = max(1.0, memory[_PER_REPLICA * count + _PROMPT])
     relative = fleet.cluster.requests[request_id].prompt_tokens / mean_prompt
     for r in range(count):
-        mine, hit = MEMORY_PER_REPLICA * r, float(count) if r == chosen else 0.0
+        mine, hit = _PER_REPLICA * r, float(count) if r == chosen else 0.0
         memory[mine + _ARRIVALS] += _QUICK * (hit - memory[mine + _ARRIVALS])
         memory[mine + _ARRIVED] += _QUICK * (hit * relative - memory[mine + _ARRIVED])
-    memory[MEMORY_PER_REPLICA * chosen + _PREFILL_S] += _prefill_alone_s(
-        fleet, chosen, new_tokens(fleet, chosen, request_id)
-    )
+    new = new_tokens(fleet, chosen, request_id)
+    memory[_PER_REPLICA * chosen + _PREFILL_S] += _prefill_alone_s(fleet, chosen, new)
+    gateway.remember(fleet, chosen, new, _PER_REPLICA * count + _OF_FLEET)
 
 
 @inlined
@@ -180,8 +181,8 @@ def predict(fleet: Fleet, r: int, new: int, at: Arrival) -> Prediction:
         ahead = state.prefill_left / ahead_chunk * iteration_s(fleet, r, ahead_chunk, held, kv)
     queued = (prediction.rounds_of(fleet, r, at.prompt, at.output) - 1.0) * at.mean_output * joined_step
     first_token = known.batch_ends_in_s(fleet, r, at.now, held, kv) + ahead + queued + own_prefill
-    window = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]
-    prefilling = fleet.memory[MEMORY_PER_REPLICA * r + _PREFILL_S] / window if window > 0.0 else 0.0
+    window = fleet.memory[_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]
+    prefilling = fleet.memory[_PER_REPLICA * r + _PREFILL_S] / window if window > 0.0 else 0.0
     return Prediction(
         step, joined_step, first_token, first_token + at.output * joined_step,
         new / chunk * max(0.0, mixed - step) * held,
@@ -194,7 +195,7 @@ def predict(fleet: Fleet, r: int, new: int, at: Arrival) -> Prediction:
 def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: int) -> Prediction:
     """Write what needs no look at the other replicas into row `r`."""
     cluster, memory = fleet.cluster, fleet.memory
-    state, row, mine = cluster.replicas[r], out[r], MEMORY_PER_REPLICA * r
+    state, row, mine = cluster.replicas[r], out[r], _PER_REPLICA * r
     used = state.num_blocks - known.free_blocks(fleet, r)
     blocks = max(1.0, float(state.num_blocks))
     decode_left = _decode_left(fleet, r, at.mean_output)
@@ -245,7 +246,7 @@ def _observe_all(fleet: Fleet, at: Arrival, out: Any) -> None:
     """Set the rows in relation to each other, and add what they have in common."""
     replicas, memory = fleet.cluster.replicas, fleet.memory
     count = replicas.size
-    base = MEMORY_PER_REPLICA * count
+    base = _PER_REPLICA * count
     outstanding_, prefill, decode, used = 0.0, 0.0, 0.0, 0.0
     for r in range(count):
         outstanding_ += out[r, OUTSTANDING_VS] / count
@@ -287,7 +288,7 @@ def arrival_of(fleet: Fleet, request_id: int) -> Arrival:
 def remember_pace(fleet: Fleet, at: Arrival, mean_step: float, squared_first: float) -> None:
     """Note how long a mean request lives (recent prefills are those of a few such lives), and the mean square of its
     time to the first token over the replicas."""
-    memory, base = fleet.memory, MEMORY_PER_REPLICA * fleet.cluster.replicas.size
+    memory, base = fleet.memory, _PER_REPLICA * fleet.cluster.replicas.size
     memory[base + _WINDOW_S] = _LIVES * at.mean_output * mean_step
     weight = max(_SLOWEST, 1.0 / memory[base + _COUNT])
     memory[base + _SQUARED_FIRST] += weight * (squared_first - memory[base + _SQUARED_FIRST])
@@ -297,15 +298,14 @@ def remember_pace(fleet: Fleet, at: Arrival, mean_step: float, squared_first: fl
 def longest_wait_s(fleet: Fleet, patience: float) -> float:
     """How long a request may wait before its own prefill: `patience` times the root mean square of what times to
     first tokens were so far, over all replicas. No limit where patience is 0, or before the first arrival."""
-    squared = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _SQUARED_FIRST]
+    squared = fleet.memory[_PER_REPLICA * fleet.cluster.replicas.size + _SQUARED_FIRST]
     return patience * math.sqrt(squared) if patience > 0.0 and squared > 0.0 else math.inf
 
 
 @inlined
-def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> float:
-    """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request; returns the seconds
-    of its shortest prefill alone, the unit of FIRST_TOKEN. Of every queue the first `queue_depth` requests are looked
-    at.
+def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> None:
+    """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request. Of every queue the
+    first `queue_depth` requests are looked at.
 
     To be called once for every arrival, with all replicas brought up to it.
     """
@@ -346,4 +346,9 @@ def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> float:
         row[HEAD_AGE] = math.log1p(row[HEAD_AGE] / best_alone)
     remember_pace(fleet, at, mean_step, squared_first)
     _observe_all(fleet, at, out)
-    return best_prefill
+    best = gateway.weigh(fleet, request_id, gateway.USUAL, _PER_REPLICA * count + _OF_FLEET)
+    for r in range(count):
+        out[r, GATEWAY_VS] = gateway.MOST
+    for i in range(fleet.candidates.size):
+        r = fleet.candidates[i]
+        out[r, GATEWAY_VS] = gateway.cost_vs_best(fleet, r, best, _PER_REPLICA * count + _OF_FLEET)

@@ -2,10 +2,11 @@
 
 The network (`gnomon.serving.routers.learned` runs it, `gnomon.routing` trains it) scores every replica's row x:
 
-    h_i = relu(phi1 relu(phi0 clip((x_i - mean) / std)))         score_i = rho1 relu(rho0 [h_i, mean h, max h])
+    h_i = relu(phi1 relu(phi0 clip((x_i - mean) / std)))         score_i = rho1 relu(rho0 [h_i, mean h, max h]) - 20 g_i
 
-with weights named and laid out as torch's `Linear` stores them. A recurrent one has a GRU beside it, as torch's
-`GRUCell` stores it: its input is [mean h, max h], and its memory joins these in every score.
+g_i is what the rule `gateway` counts there: a network whose last layer is zero is that rule. Weights are as torch's
+`Linear` stores them. A recurrent one has a GRU, as `GRUCell` stores it: its input is [mean h, max h], and its memory
+joins these in every score.
 """
 
 import io
@@ -26,6 +27,7 @@ from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HA
 from gnomon.serving.scenario.config import QUEUE_DEPTH, LengthsKnown
 
 FORMAT = 1
+SHARPNESS = 20.0  # Weight of the rule in every score: e to one where a replica costs a twentieth more.
 CLIP = 10.0  # Normalised features are cut off here.
 LAYERS = ("phi0", "phi1", "rho0", "rho1")
 

@@ -40,11 +40,8 @@ token trades mean latency for its tail."""
 
 @inlined
 def mean_output(fleet: Fleet) -> float:
-    """Output tokens per finished request so far: tokens produced over requests ended.
-
-    Tokens of unfinished requests count, so that the short ones, which finish first, do not pull the mean down (for
-    exponential lengths it is the maximum likelihood estimate).
-    """
+    """Output tokens per finished request so far. Tokens of unfinished ones count, so that the short ones, which finish
+    first, do not pull the mean down (for exponential lengths it is the maximum likelihood estimate)."""
     produced, finished = PRIOR_OUTPUT * PRIOR_WEIGHT, PRIOR_WEIGHT
     replicas = fleet.cluster.replicas
     for r in range(replicas.size):

@@ -17,7 +17,7 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
     memory=observation.MEMORY_PER_REPLICA,
     predicts=True,
     observes=True,
-    cost_feature=observation.ADDED_VS,  # The log of the added latency over the least.
+    cost_feature="added_vs_best",  # The log of the added latency over the least.
 )
 def unselfish(fleet: Fleet, request_id: int) -> int:
     """Least added latency among the replicas where the request does not wait too long, else the soonest first token;
