@@ -33,15 +33,11 @@ def _device(d: catalog.Device) -> Row:
 
 def _node(n: catalog.Node) -> Row:
     return {
-        "node": n.name,
-        "device": n.device,
-        "GPUs": n.num_gpus,
-        "topology": n.topology,
-        "link GB/s": round(n.link.bandwidth_bytes_s / 1e9, 1),
-        "latency µs": round(n.link.latency_s * 1e6, 1),
+        "node": n.name, "device": n.device, "GPUs": n.num_gpus, "topology": n.topology,
+        "link GB/s": round(n.link.bandwidth_bytes_s / 1e9, 1), "latency µs": round(n.link.latency_s * 1e6, 1),
         "far link GB/s": round(n.far_link.bandwidth_bytes_s / 1e9, 1) if n.far_link else None,
         "network GB/s": round(n.network.bandwidth_bytes_s / 1e9, 1),
-    }
+    }  # fmt: skip
 
 
 def _model(m: catalog.Model) -> Row:

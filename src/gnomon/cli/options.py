@@ -200,14 +200,10 @@ SHARED = {
     "workers": worker_options,
 }
 TYPES = {
-    "int": int,
-    "float": float,
-    "path": click.Path(),
-    "place": click.Path(path_type=Path),
-    "file": click.Path(dir_okay=False, path_type=Path),
-    "folder": click.Path(file_okay=False, path_type=Path),
+    "int": int, "float": float, "path": click.Path(), "place": click.Path(path_type=Path),
+    "file": click.Path(dir_okay=False, path_type=Path), "folder": click.Path(file_okay=False, path_type=Path),
     "existing": click.Path(exists=True, path_type=Path),
-}
+}  # fmt: skip
 
 
 def option_of(given: dict[str, Any] | str, show: Callable[..., None] | None = None) -> Callable[[Any], Any]:

@@ -54,18 +54,13 @@ def _one(times: list[OperatorTime]) -> list[dict[str, Any]]:
     whole = total(times)
     return [
         {
-            "operator": t.name,
-            "calls": t.calls,
-            "time": units.seconds(t.seconds),
-            "share": f"{t.seconds / whole.seconds:.1%}",
-            "FLOPs": units.count(t.flops) if t.flops else None,
-            "bytes": units.size(t.bytes),
-            "MFU": f"{t.mfu:.1%}" if t.flops else None,
-            "limit": t.limit,
+            "operator": t.name, "calls": t.calls, "time": units.seconds(t.seconds),
+            "share": f"{t.seconds / whole.seconds:.1%}", "FLOPs": units.count(t.flops) if t.flops else None,
+            "bytes": units.size(t.bytes), "MFU": f"{t.mfu:.1%}" if t.flops else None, "limit": t.limit,
             "from": t.provenance or None,
         }
         for t in [*times, whole]
-    ]
+    ]  # fmt: skip
 
 
 def _side_by_side(columns: Times) -> list[dict[str, Any]]:

@@ -134,13 +134,9 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
 
 
 DEGREES = {
-    "TP": "tensor_parallel",
-    "PP": "pipeline_parallel",
-    "VP": "virtual_stages",
-    "CP": "context_parallel",
-    "EP": "expert_parallel",
-    "micro-batch": "micro_batch",
-}
+    "TP": "tensor_parallel", "PP": "pipeline_parallel", "VP": "virtual_stages", "CP": "context_parallel",
+    "EP": "expert_parallel", "micro-batch": "micro_batch",
+}  # fmt: skip
 LEFT = ("sharding", "recompute", "the same")
 
 

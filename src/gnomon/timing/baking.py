@@ -264,14 +264,10 @@ def _work(model: Model, device: Device, parallelism: Parallelism, config: Timing
     experts *= parallelism.tensor_parallel / parallelism.num_expert_ranks
     return np.array(
         [
-            2.0 * body,
-            2.0 * model.num_layers * model.num_heads * (model.qk_head_dim + model.v_head_dim),
-            2.0 * model.vocab_size * model.hidden_size,
-            weights * parallelism.tensor_parallel - experts,
-            kv * parallelism.tensor_parallel,
-            device.flops(formats.dtype) * num_gpus,
-            device.bandwidth_bytes_s * num_gpus,
-            experts,
+            2.0 * body, 2.0 * model.num_layers * model.num_heads * (model.qk_head_dim + model.v_head_dim),
+            2.0 * model.vocab_size * model.hidden_size, weights * parallelism.tensor_parallel - experts,
+            kv * parallelism.tensor_parallel, device.flops(formats.dtype) * num_gpus,
+            device.bandwidth_bytes_s * num_gpus, experts,
             model.experts_per_token / model.num_experts if model.num_experts else 0.0,
         ]
-    )
+    )  # fmt: skip

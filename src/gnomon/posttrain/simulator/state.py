@@ -101,27 +101,16 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
         stalest = step.prompts.age[: step.submitted][~step.is_generated].max(initial=-1)
     generated = int(step.is_generated.sum())
     return Snapshot.model_construct(  # Many are made, and right as they are.
-        **step.settings,
-        point=point,
-        time_s=step.now,
-        step=step.record.number,
-        minibatch=len(step.trained) - 1,
-        actor=owners.of("actor"),
-        inference=owners.of("inference"),
-        free=owners.of("free"),
-        instances=instances,
-        groups_submitted=step.submitted if rollouts else 0,
-        groups_generated=generated,
+        **step.settings, point=point, time_s=step.now, step=step.record.number, minibatch=len(step.trained) - 1,
+        actor=owners.of("actor"), inference=owners.of("inference"), free=owners.of("free"), instances=instances,
+        groups_submitted=step.submitted if rollouts else 0, groups_generated=generated,
         groups_ready=step.num_trained + sum(at <= step.now for at, _ in step.ready),
         sequences_unfinished=sum(one.unfinished for one in instances) + allocation.num_waiting,
         sequences_waiting=allocation.prompts.num_sequences if allocation.prompts else 0,
-        groups_complete=step.prompts.num_complete,
-        carried=step.prompts.num_carried,
-        stalest=int(stalest),
-        rates=_rates(step, generated),
-        actor_waited_s=step.before.actor_waited_s if step.before else (),
+        groups_complete=step.prompts.num_complete, carried=step.prompts.num_carried, stalest=int(stalest),
+        rates=_rates(step, generated), actor_waited_s=step.before.actor_waited_s if step.before else (),
         reshard_s=step.costs.reshard_s,
-    )
+    )  # fmt: skip
 
 
 def _rates(step: StepState, generated: int) -> Rates:

@@ -253,31 +253,22 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
     end_s, anchor = max(one.record.duration_s for one in outcomes), f"y{len(outcomes) if len(outcomes) > 1 else ''}"
     seconds = look.axis("seconds", range=[0, end_s], anchor=anchor, fixedrange=True)
     layout = look.LOOK | {
-        "height": policies_height(len(outcomes)),
-        "margin": {"l": 40, "r": 12, "t": ABOVE_PX, "b": BELOW_PX},
-        "font": TIME_LINE["font"],
-        "hovermode": "closest",
-        "legend": TIME_LINE["legend"],
-        "annotations": notes,
-        "xaxis": TIME_LINE_AXIS | seconds,
-        **axes,
-    }
+        "height": policies_height(len(outcomes)), "margin": {"l": 40, "r": 12, "t": ABOVE_PX, "b": BELOW_PX},
+        "font": TIME_LINE["font"], "hovermode": "closest", "legend": TIME_LINE["legend"], "annotations": notes,
+        "xaxis": TIME_LINE_AXIS | seconds, **axes,
+    }  # fmt: skip
     return {"data": traces, "layout": layout}
 
 
 def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str, Any]]:
     return [
         {
-            "policy": one.policy,
-            "step s": one.record.step_s,
-            "tokens/s": one.record.tokens_s,
-            "ratio": one.speedup,
-            **({"regret": one.regret} if with_oracle else {}),
-            **one.record.shares(),
+            "policy": one.policy, "step s": one.record.step_s, "tokens/s": one.record.tokens_s, "ratio": one.speedup,
+            **({"regret": one.regret} if with_oracle else {}), **one.record.shares(),
             "staleness": one.record.staleness,
         }
         for one in outcomes
-    ]
+    ]  # fmt: skip
 
 
 OWNER, WORK = 0, 1

@@ -256,16 +256,12 @@ def about(comparison: RouteComparison, scenario: str) -> str:
 def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
     return [
         {
-            "policy": one.policy,
-            "scenario": one.goal.scenario,
-            "goal": one.goal.words,
-            "against": one.baseline,
+            "policy": one.policy, "scenario": one.goal.scenario, "goal": one.goal.words, "against": one.baseline,
             "measured": f"{one.measured.mean:+z.1%}",
-            "95 % interval": f"{one.measured.low:+z.1%} to {one.measured.high:+z.1%}",
-            "met": one.word,
+            "95 % interval": f"{one.measured.low:+z.1%} to {one.measured.high:+z.1%}", "met": one.word,
         }
         for one in verdicts
-    ]
+    ]  # fmt: skip
 
 
 COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "bound": "#B9C2CC"}

@@ -207,18 +207,13 @@ def ranking_frame(found: Found) -> pl.DataFrame:
     names = sorted({name for one in found.ranked for name in one.figures})
     rows = [
         {
-            "configuration": one.label,
-            "status": one.status,
-            "capacity_per_s": one.capacity_per_s,
-            objective: None if one.score is None else shown(objective, one.score),
-            "num_gpus": one.num_gpus,
-            "cost_per_hour": one.cost_per_hour,
-            "limited_by": one.binding,
-            "reason": one.reason,
+            "configuration": one.label, "status": one.status, "capacity_per_s": one.capacity_per_s,
+            objective: None if one.score is None else shown(objective, one.score), "num_gpus": one.num_gpus,
+            "cost_per_hour": one.cost_per_hour, "limited_by": one.binding, "reason": one.reason,
             **{name.replace(" ", "_"): one.figures.get(name) for name in names},
         }
         for one in (*found.ranked, *found.others)
-    ]
+    ]  # fmt: skip
     return pl.DataFrame(rows, infer_schema_length=None)
 
 

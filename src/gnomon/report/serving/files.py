@@ -48,17 +48,13 @@ def request_frame(run: Run) -> pl.DataFrame:
     stamps = ("first_token_s", "finished_s")
     names = np.array([STATUS[code] for code in sorted(STATUS)])
     columns = {
-        "request": np.arange(q.size),
-        "status": pl.Series(names[q.status], dtype=pl.Categorical),
-        "replica": q.replica,
-        "arrival_s": np.where(np.isfinite(q.arrival_s), q.arrival_s, np.nan),
-        "prompt_tokens": q.prompt_tokens,
-        "output_tokens": q.output_tokens,
-        "scheduled_s": np.where(scheduled, q.scheduled_s, np.nan),
+        "request": np.arange(q.size), "status": pl.Series(names[q.status], dtype=pl.Categorical), "replica": q.replica,
+        "arrival_s": np.where(np.isfinite(q.arrival_s), q.arrival_s, np.nan), "prompt_tokens": q.prompt_tokens,
+        "output_tokens": q.output_tokens, "scheduled_s": np.where(scheduled, q.scheduled_s, np.nan),
         **{stamp: np.where(q[stamp] >= 0, q[stamp], np.nan) for stamp in stamps},
         **{name: getattr(times, name) for name in ("scheduling_delay_s", "ttft_s", "tpot_s", "e2e_s", "normalized_s")},
         **{name: q[name] for name in ("preempted_s", "num_restarts", "cached_tokens", "session")},
-    }
+    }  # fmt: skip
     if run.requests.classes:
         names = np.array([one.name for one in run.requests.classes])
         columns["class"] = pl.Series(names[q.user_class], dtype=pl.Categorical)

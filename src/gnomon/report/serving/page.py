@@ -53,17 +53,13 @@ def write_report(
     more = f"{left:,} more replicas are in summary.json." if left > 0 else ""
     replicas = words.replica_rows(summary, MAX_REPLICA_ROWS) if len(summary.replicas) > 1 else []
     blocks: list[Block] = [
-        *key_figures(summary, room, intervals),
-        *lines(summary.warnings, "warning"),
-        Section("Why", _why(run)),
-        Section("Latency", [*plots(latency), *tables]),
-        *over_time,
+        *key_figures(summary, room, intervals), *lines(summary.warnings, "warning"), Section("Why", _why(run)),
+        Section("Latency", [*plots(latency), *tables]), *over_time,
         *([Section("The day", [*day_cards(summary), *day_tables(run)])] if run.fleet is not None else []),
         Section("Replicas", [Table(replicas, caption=more, left=("device",))]),
         Section("Operators", [Table(_operator_rows(run), left=("operator", "from"))]),
-        Section("Summary", [Facts(words.figure_rows(summary, room))]),
-        *lines(summary.notes, "note"),
-    ]
+        Section("Summary", [Facts(words.figure_rows(summary, room))]), *lines(summary.notes, "note"),
+    ]  # fmt: skip
     scenario, links = run.scenario, {name: text for name, text in LINKED.items() if name in files}
     lede = f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."
     return write_page(path, words.title(scenario), blocks, lede=lede, links=links, scenario=dump(scenario))

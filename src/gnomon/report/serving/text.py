@@ -23,13 +23,9 @@ from gnomon.serving.scenario.config import DeciderConfig
 from gnomon.serving.scenario.pool import Pool
 
 LATENCIES = {
-    "ttft_s": "time to first token",
-    "tbt_s": "time between tokens",
-    "tpot_s": "time per output token",
-    "e2e_s": "end to end",
-    "scheduling_delay_s": "scheduling delay",
-    "normalized_s": "end to end per output token",
-}
+    "ttft_s": "time to first token", "tbt_s": "time between tokens", "tpot_s": "time per output token",
+    "e2e_s": "end to end", "scheduling_delay_s": "scheduling delay", "normalized_s": "end to end per output token",
+}  # fmt: skip
 
 Row = dict[str, Any]
 

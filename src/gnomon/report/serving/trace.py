@@ -245,14 +245,10 @@ def _slices(rows: pl.DataFrame) -> pl.DataFrame:
     has_prefill, has_decodes = pl.col("prefill_tokens") > 0, pl.col("decodes") > 0
     name = pl.when(has_prefill & has_decodes).then(pl.lit("mixed"))
     return rows.select(
-        ph=pl.lit("X"),
-        name=name.when(has_prefill).then(pl.lit("prefill")).otherwise(pl.lit("decode")),
-        ts=_microseconds("start_s"),
-        dur=_microseconds("end_s") - _microseconds("start_s"),
-        pid="replica",
-        tid="stage",
+        ph=pl.lit("X"), name=name.when(has_prefill).then(pl.lit("prefill")).otherwise(pl.lit("decode")),
+        ts=_microseconds("start_s"), dur=_microseconds("end_s") - _microseconds("start_s"), pid="replica", tid="stage",
         args=pl.struct(requests="size", prefill_tokens="prefill_tokens", decodes="decodes", iteration="number"),
-    )
+    )  # fmt: skip
 
 
 def _counters(rows: pl.DataFrame) -> list[pl.DataFrame]:

@@ -67,17 +67,11 @@ SOURCES = ("host memory", "SSD", "shared store", "another replica")  # As a read
 
 TIER = np.dtype(
     [
-        ("is_there", np.int64),
-        ("is_shared", np.int64),
-        ("max_blocks", np.int64),
-        ("latency_s", np.float64),
-        ("is_fifo", np.int64),
-        ("writes_back", np.int64),
-        ("down_from_s", np.float64),
-        ("down_to_s", np.float64),
+        ("is_there", np.int64), ("is_shared", np.int64), ("max_blocks", np.int64), ("latency_s", np.float64),
+        ("is_fifo", np.int64), ("writes_back", np.int64), ("down_from_s", np.float64), ("down_to_s", np.float64),
     ],
     align=True,
-)
+)  # fmt: skip
 
 
 class Tiers(NamedTuple):

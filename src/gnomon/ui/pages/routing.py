@@ -143,15 +143,11 @@ HINT = (
 
 CONTROLS = (
     *form(
-        "routing",
-        routers={"default": router_names()},
-        metric={"options": METRICS},
-        statistic={"options": STATISTICS},
-        requests={"most": MAX_REQUESTS},
-        runs={"options": metric_folders},
+        "routing", routers={"default": router_names()}, metric={"options": METRICS}, statistic={"options": STATISTICS},
+        requests={"most": MAX_REQUESTS}, runs={"options": metric_folders},
     ),
     Hidden("job"),
-)
+)  # fmt: skip
 FOR_CURVES = tuple(one.name for one in CONTROLS if one.group == CURVES)
 VIEWED = ("metric", "statistic")  # What is shown of a comparison that has been made.
 

@@ -36,15 +36,11 @@ def _policies() -> dict[str, str]:
 
 HINT = "Click a point of a latency distribution to see why that request took so long."
 CONTROLS = form(
-    "serve",
-    engine={"options": {name: one.name for name, one in ENGINES.items()} | {NO_ENGINE: "none: kernels only"}},
-    policy={"options": _policies},
-    rate={"default": DEFAULT_RATE},
-    workload={"options": _workloads},
-    requests={"most": MAX_REQUESTS},
-    decider={"options": decider_names},
+    "serve", engine={"options": {name: one.name for name, one in ENGINES.items()} | {NO_ENGINE: "none: kernels only"}},
+    policy={"options": _policies}, rate={"default": DEFAULT_RATE}, workload={"options": _workloads},
+    requests={"most": MAX_REQUESTS}, decider={"options": decider_names},
     **{f"{name}_gb": {"help": f"{bandwidth:g} GB/s"} for name, (bandwidth, _) in LINKS.items()},
-)
+)  # fmt: skip
 
 
 def _top() -> Component:
@@ -65,17 +61,11 @@ def body(state: dict[str, Any]) -> list[Component]:
     labels = {"queue": "Requests in the system", "kv": "KV cache in use"}
     over_time = [blocks.graph(PAGE.id("plot", name), label=label, figure=waiting) for name, label in labels.items()]
     return [
-        _top(),
-        PAGE.slot("figures", "serve-figures"),
-        blocks.section("Latency", blocks.plots(*latency, curve)),
+        _top(), PAGE.slot("figures", "serve-figures"), blocks.section("Latency", blocks.plots(*latency, curve)),
         blocks.section("Why", html.Div(html.P(HINT, className="more"), id=PAGE.id("story"), **{"aria-live": "polite"})),
-        PAGE.slot("comparison"),
-        blocks.section("Over time", blocks.plots(*over_time, together=True)),
-        PAGE.copies(),
-        PAGE.slot("notes"),
-        dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
-        dcc.Store(id=PAGE.id("asked")),
-    ]
+        PAGE.slot("comparison"), blocks.section("Over time", blocks.plots(*over_time, together=True)), PAGE.copies(),
+        PAGE.slot("notes"), dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)), dcc.Store(id=PAGE.id("asked")),
+    ]  # fmt: skip
 
 
 def register(app: Dash) -> None:

@@ -95,14 +95,10 @@ _NOTHING = Errors(0, 0, 0, 0, 0, 0, 0, 0)
 def error_row(e: Errors) -> dict[str, Any]:
     """Errors as cells: mean and median of the absolute error, and the mean error."""
     return {
-        "predicted": f"{e.covered:,} of {e.servers:,}",
-        "TPOT": f"{e.tpot_mape:.1%}",
-        "TPOT median": f"{e.tpot_median:.1%}",
-        "TPOT bias": f"{e.tpot_bias:+z.1%}",
-        "TTFT": f"{e.ttft_mape:.1%}",
-        "TTFT median": f"{e.ttft_median:.1%}",
-        "TTFT bias": f"{e.ttft_bias:+z.1%}",
-    }
+        "predicted": f"{e.covered:,} of {e.servers:,}", "TPOT": f"{e.tpot_mape:.1%}",
+        "TPOT median": f"{e.tpot_median:.1%}", "TPOT bias": f"{e.tpot_bias:+z.1%}", "TTFT": f"{e.ttft_mape:.1%}",
+        "TTFT median": f"{e.ttft_median:.1%}", "TTFT bias": f"{e.ttft_bias:+z.1%}",
+    }  # fmt: skip
 
 
 def worst_rows(scored: Sequence[Scored]) -> list[dict[str, Any]]:

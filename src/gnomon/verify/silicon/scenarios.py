@@ -148,18 +148,11 @@ def facts_of(server: Server, role: Literal["both", "prefill", "decode"] = "both"
         layout = server.prefill
     named = ("family", "mode", "engine", "device", "precision", "date", "concurrency")
     return {name: getattr(server, name) for name in named} | {
-        "version": server.version or "",
-        "model": model_of(server),
-        "prompt": server.prompt_tokens,
-        "output": server.output_tokens,
-        "gpus": layout.num_gpus,
-        "attention_groups": layout.attention_groups,
-        "expert_parallel": layout.expert_parallel,
-        "drafting": server.is_drafting,
-        "role": role,
-        "workers": workers,
+        "version": server.version or "", "model": model_of(server), "prompt": server.prompt_tokens,
+        "output": server.output_tokens, "gpus": layout.num_gpus, "attention_groups": layout.attention_groups,
+        "expert_parallel": layout.expert_parallel, "drafting": server.is_drafting, "role": role, "workers": workers,
         "each": server.concurrency // (workers * layout.attention_groups) if workers else 0,
-    }
+    }  # fmt: skip
 
 
 def _scheme(server: Server) -> str:

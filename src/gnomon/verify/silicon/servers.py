@@ -166,26 +166,16 @@ def _server(row: dict[str, object]) -> Server:
     stated = re.search(r"silicon_concurrency=(\d+)", source)
     date = re.search(r"measured=(\d{4}-\d{2}-\d{2})", source)
     server = Server(
-        id=str(row["id"]),
-        family="inferencex" if is_inferencex else "sweeps",
-        model=str(row["model_path"]),
-        device=str(row["system"]).removesuffix("_sxm"),
-        engine=str(row["backend"]),
-        version=str(row["backend_version"]) if row["backend_version"] else None,
-        precision=str(row["precision"] or ""),
-        mode=mode,
-        prompt_tokens=_whole(row, "isl"),
-        output_tokens=_whole(row, "osl"),
-        concurrency=int(stated.group(1)) if stated else _concurrency(row, layout),
-        date=date.group(1) if date else "",
-        layout=layout,
-        prefill=_layout(row, "prefill_") if mode == "disagg" else None,
-        num_prefill=_whole(row, "prefill_num_workers"),
-        num_decode=_whole(row, "decode_num_workers"),
-        ttft_s=float(str(row["silicon_ttft_ms"])) / 1e3,
-        tpot_s=float(str(row["silicon_tpot_ms"])) / 1e3,
+        id=str(row["id"]), family="inferencex" if is_inferencex else "sweeps", model=str(row["model_path"]),
+        device=str(row["system"]).removesuffix("_sxm"), engine=str(row["backend"]),
+        version=str(row["backend_version"]) if row["backend_version"] else None, precision=str(row["precision"] or ""),
+        mode=mode, prompt_tokens=_whole(row, "isl"), output_tokens=_whole(row, "osl"),
+        concurrency=int(stated.group(1)) if stated else _concurrency(row, layout), date=date.group(1) if date else "",
+        layout=layout, prefill=_layout(row, "prefill_") if mode == "disagg" else None,
+        num_prefill=_whole(row, "prefill_num_workers"), num_decode=_whole(row, "decode_num_workers"),
+        ttft_s=float(str(row["silicon_ttft_ms"])) / 1e3, tpot_s=float(str(row["silicon_tpot_ms"])) / 1e3,
         says_load=stated is not None,
-    )
+    )  # fmt: skip
     return _with_problem(server)
 
 

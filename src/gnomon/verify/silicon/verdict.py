@@ -204,10 +204,6 @@ class Verdict:
             "errors": asdict(self.errors) if self.errors else None,
             "held_out": asdict(self.held_out) if self.held_out else None,
             "without_doubtful": asdict(self.without_doubtful) if self.without_doubtful else None,
-            "doubtful": self.doubtful,
-            "by": groups,
-            "ranking": asdict(self.ranking) if self.ranking else None,
-            "missing": self.missing,
-            "peers": self.peers,
-            "worse": self.worse,
-        }
+            "doubtful": self.doubtful, "by": groups, "ranking": asdict(self.ranking) if self.ranking else None,
+            "missing": self.missing, "peers": self.peers, "worse": self.worse,
+        }  # fmt: skip
