@@ -124,6 +124,8 @@ class Known:
             self.asked.append((rate, count))
         return Verdict(rate / self.most if self.most else np.inf, "ttft_s p90", {"e2e_s p50": self.e2e_s}, 1.0, 0.0)
 
+    whole = __call__
+
 
 def test_short_runs_bracket_within_a_tenth() -> None:
     """Half the bound, 50, is too much, 25 is not; 35.4, 29.7, 32.4 and 30.9 narrow it to a factor of 1.1."""
@@ -700,6 +702,20 @@ def test_giving_up_what_is_hopeless_changes_no_capacity(policy: str, monkeypatch
         found.append((prober.runs, prober.simulated))  # type: ignore[arg-type]
     assert found[:2] == found[2:]
     assert given_up and all(one.excess > capacities.HOPELESS for one in given_up)
+
+
+def test_how_long_a_run_must_be_is_told_by_the_whole_of_one_that_was_given_up() -> None:
+    """A run that was given up knows the least median only; and so it does of what a load is limited by."""
+    asked = question(effort={"min_requests": 1000, "max_requests": 4000})
+    setup = scenario_of(asked, candidates(asked)[0])
+    offered = sequence(asked, setup)
+    rate, (whole, quick) = (
+        3 * rate_bound(setup, offered),
+        (capacities.Prober(setup, offered, asked.slo, gives_up=gives_up) for gives_up in (False, True)),
+    )
+    assert quick(rate, 1000).given_up and quick(rate, 1000) != whole(rate, 1000)
+    assert capacities._turnovers(quick, rate, 1000) == capacities._turnovers(whole, rate, 1000)
+    assert quick(rate, 1000) == quick.whole(rate, 1000) == whole(rate, 1000)
 
 
 @pytest.mark.parametrize("policy", ["vllm", "vllm_v1", "sglang", "sarathi", "orca"])

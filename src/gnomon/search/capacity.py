@@ -90,7 +90,7 @@ MIN_QUARTER = 1000  # Requests that a quarter must have to say something.
 OVERLOAD = 10.0  # Times a load that cannot be sustained: the backlog is there at once.
 FULL = 4  # Times as many requests as it holds at once: filling and emptying are at both ends of a run, and cancel out.
 BASE_REQUESTS, MOST_REQUESTS = 5000, 80_000  # Of one lot, and of one run.
-FEW, SURE = 1000, 0.6  # Requests of a short run, and the share of what they say that is certain.
+FEW, SURE = 1000, 0.6  # Requests of a short run, and the share of the rate they are served at that surely lasts.
 
 
 def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
@@ -179,9 +179,11 @@ class Prober:
             self._known[key] = self._simulate(rate, count)
         return self._known[key]
 
-    def go_to_the_end(self, rate: float, count: int) -> None:
-        """Have the verdict on the whole run of a load that was given up."""
-        self._known[rate, count] = replace(self, gives_up=False, _known={})(rate, count)
+    def whole(self, rate: float, count: int) -> Verdict:
+        """The verdict on a run that goes to its end."""
+        if self(rate, count).given_up:
+            self._known[rate, count] = replace(self, gives_up=False, _known={})(rate, count)
+        return self._known[rate, count]
 
     def unless_hopeless(self, rate: float, count: int) -> Verdict:
         """The verdict on a load that may be far too high: given up after a quarter of the requests where hopeless."""
@@ -248,12 +250,12 @@ def find_capacity(prober: Prober, bound: float, effort: EffortConfig, num_ranks:
             return _none(prober, high, count)
         settled = before is not None and abs(low - before) <= effort.convergence * low
         if settled and _turnovers(prober, low, count) >= TURNOVERS:
-            return Capacity(low, count, True, prober(low, count), prober(high, count).worst)
+            return Capacity(low, count, True, prober(low, count), prober.whole(high, count).worst)
         before = low if halfway else None
     low, high = refine(prober, low, count, effort.precision)
     if low == 0.0:
         return _none(prober, high, count)
-    return Capacity(low, count, False, prober(low, count), prober(high, count).worst)
+    return Capacity(low, count, False, prober(low, count), prober.whole(high, count).worst)
 
 
 def coarse_bracket(prober: Prober, bound: float, count: int) -> tuple[float, float]:
@@ -268,7 +270,7 @@ def coarse_bracket(prober: Prober, bound: float, count: int) -> tuple[float, flo
 
 def _none(prober: Prober, lowest: float, count: int) -> Capacity:
     """The SLO is met at no load."""
-    verdict = prober(lowest, count)
+    verdict = prober.whole(lowest, count)
     return Capacity(0.0, count, True, verdict, verdict.worst)
 
 
@@ -283,8 +285,7 @@ def _in_system(prober: Prober, rate: float, count: int) -> float:
 
 def _turnovers(prober: Prober, rate: float, count: int) -> float:
     """How many median requests, one after the other, arrivals last."""
-    if prober(rate, count).given_up:
-        prober.go_to_the_end(rate, count)
+    prober.whole(rate, count)
     return count / max(_in_system(prober, rate, count), 1e-9)
 
 
