@@ -521,7 +521,8 @@ def test_helper_chooses_who_decodes_then_who_prefills(
     cluster = with_books(1, replicas=3)
     nothing, moved = np.zeros(0), transfers.new_transfers(1, 3, 3)
     moved.settings[transfers.IS_DOWN] = is_down
-    inputs = Bag(draws=nothing, parameters=nothing, memory=nothing, predicted_output=nothing, candidates=nothing)
+    names = ("draws", "parameters", "memory", "predicted_output", "known", "candidates")
+    inputs = Bag(**dict.fromkeys(names, nothing))
     fleet = Bag(cluster=cluster, tables=None, gate=nothing, gate_memory=nothing, **vars(inputs))
     calendar = new_calendar(3, 8)
     calendar.book.has_roles = 1

@@ -176,7 +176,7 @@ class Model:
         self.sampled = buffer(seqs, kind=torch.int64)
         self.token_ids = buffer(tokens, kind=torch.int32)
         self.cos_sin = rotary_table(config.max_model_len, shape.head_dim, ROTARY_BASE, device)
-        self.token_ids = buffer(seqs + 1, config.max_model_len, kind=torch.int64)
+        self.history = buffer(seqs + 1, config.max_model_len, kind=torch.int64)
         layout = Layout(seqs, seqs, tokens, shape.num_heads, shape.num_kv_heads)
         self.inputs = Inputs(config, layout, device)
         self.attention = PagedAttention(layout, shape.head_dim, self.inputs.work)
@@ -189,7 +189,7 @@ class Model:
         ids = self.token_ids[:tokens]
         k.resolve_ids(self.inputs.token_ids[:tokens], self.sampled, ids)
         if self.config.repetition_penalty != 1.0:
-            self.token_ids[self.inputs.row_slots[:tokens], self.inputs.positions[:tokens]] = ids.long()
+            self.history[self.inputs.row_slots[:tokens], self.inputs.positions[:tokens]] = ids.long()
         torch.index_select(self.embedding, 0, ids, out=residual)
         k.norm(residual, self.layers[0].attn_norm, EPSILON, normed)
         for index, layer in enumerate(self.layers):
@@ -222,11 +222,11 @@ class Model:
     def _penalised(self, logits: torch.Tensor) -> torch.Tensor:
         """With what each sequence has said, its prompt and its output, less likely."""
         sequences, rows = len(logits), self.inputs.sample_rows[: len(logits)].long()
-        token_ids = self.token_ids[self.inputs.row_slots[rows].long()]
-        at, prompt = torch.arange(token_ids.shape[1], device=self.device), self.inputs.prompt_lengths[:sequences, None]
+        history = self.history[self.inputs.row_slots[rows].long()]
+        at, prompt = torch.arange(history.shape[1], device=self.device), self.inputs.prompt_lengths[:sequences, None]
         last, nothing = self.inputs.positions[rows, None], self.shape.vocab_size
-        prompts = token_ids.masked_fill(at >= prompt, nothing)
-        outputs = token_ids.masked_fill((at < prompt) | (at > last), nothing)
+        prompts = history.masked_fill(at >= prompt, nothing)
+        outputs = history.masked_fill((at < prompt) | (at > last), nothing)
         each = torch.ones(sequences, device=self.device)
         return sampling.penalties(logits.float(), prompts, outputs, self.config.repetition_penalty * each, 0.0 * each)
 
