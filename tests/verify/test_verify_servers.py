@@ -12,6 +12,7 @@ import pytest
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.serving.scenario import Scenario
+from gnomon.verify import stages
 from gnomon.verify.servers import TASKS, Scored, figures, findings, read_servers, settings_of
 from gnomon.verify.servers import requests_of as sent_to
 from gnomon.verify.stages import read_stages, requests_of
@@ -129,11 +130,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
             read(tmp_path / "other.csv")
 
 
+STAGES = (
+    "run,stage,rate,duration_s,load,requests,shared_prefix_groups,prompts_per_group,system_prompt_len,question_len,"
+    "output_len,prompt_len_mean,ttft_mean_ms,ttft_median_ms,e2e_mean_ms,e2e_median_ms\n"
+)
+
+
 def test_prompts_of_a_stage_come_in_turn_behind_their_beginnings(tmp_path: Path) -> None:
     (tmp_path / "h100.csv").write_text(
-        "run,stage,rate,duration_s,load,requests,shared_prefix_groups,prompts_per_group,system_prompt_len,question_len,"
-        "output_len,prompt_len_mean,ttft_mean_ms,ttft_median_ms,e2e_mean_ms,e2e_median_ms\n"
-        "x-llama-2-7b-tp1-y,0,5.0,40,constant,200,10,10,100,466,247,592,25,24.0,1810,1796.0\n"
+        STAGES + "20260217-1-llama-2-7b-tp1-y,0,5.0,40,constant,200,10,10,100,466,247,592,25,24.0,1810,1796.0\n"
     )
     (stage,) = read_stages(tmp_path / "h100.csv")
     requests = requests_of(stage)
@@ -152,5 +157,22 @@ def test_a_file_without_servers_is_said_to_be_one(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="holds no load stage"):
             read_stages(tmp_path / name)
     (tmp_path / "other").write_text("run,stage\nsomebody,1\n")
-    with pytest.raises(DataError, match="the run 'somebody' is of none of "):
+    with pytest.raises(DataError, match="the run 'somebody' does not begin with a known model"):
         read_stages(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("run", "model", "degree"),
+    [
+        ("20260218-130541-mixtral-8x7b-v0-1-tp2-general", "mixtral-8x7b", 2),
+        ("llama-2-70b-hf-tp4-codegen", "llama-2-70b", 4),
+    ],
+)
+def test_a_run_names_its_model_and_degree(tmp_path: Path, run: str, model: str, degree: int) -> None:
+    """As the catalog has the model, the longest name that fits."""
+    (tmp_path / "h100.csv").write_text(
+        STAGES + f"{run},0,5.0,40,constant,200,10,10,100,466,247,592,25,24.0,1810,1796.0\n"
+    )
+    (stage,) = read_stages(tmp_path / "h100.csv")
+    settings = stages.settings_of(stage)
+    assert (settings["model"], settings["replica"]) == (model, {"tensor_parallel": degree})

@@ -1,6 +1,7 @@
 """Load stages of vLLM 0.15 servers on H100, sent by inference-perf, beside their simulation (docs/servers.md). The
 client sends no temperature: the models' own generation_config counts."""
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon import catalog
 from gnomon.core.config import load
 from gnomon.core.streams import stream
 from gnomon.report.blocks import Line, Table
@@ -19,12 +21,14 @@ from gnomon.workload import Requests
 
 BLOCK = 16
 GOALS = {"ttft": 0.08, "tpot": 0.06}  # Medians of absolute relative errors: of median TTFT and of TPOT.
-MODELS = {"llama-2-7b-tp1": ("llama-2-7b", 1), "codellama-34b-tp2": ("codellama-34b", 2)}
+RUN = re.compile(r"(?:\d+-\d+-)?(?P<model>.+)-tp(?P<degree>\d+)")  # 20260217-155451-llama-2-7b-tp1-codegen
 
 
 @dataclass(frozen=True)
 class Stage:
     run: str
+    model: str
+    degree: int
     number: int
     rate: float
     requests: int
@@ -57,22 +61,24 @@ def read_stages(path: str | Path) -> list[Stage]:
 
 
 def _stage(row: dict[str, str], _: str) -> Stage:
-    if not any(name in row["run"] for name in MODELS):
-        raise ValueError(f"the run {row['run']!r} is of none of {', '.join(MODELS)}")
+    named = RUN.match(row["run"].lower())
+    known = [model for model in catalog.model_names() if named and named["model"].startswith(model)]
+    if named is None or not known:
+        raise ValueError(f"the run {row['run']!r} does not begin with a known model and degree (llama-2-7b-tp1)")
     return Stage(
-        row["run"], int(row["stage"]), float(row["rate"]), int(row["requests"]), int(row["shared_prefix_groups"]),
-        int(row["prompts_per_group"]), int(row["system_prompt_len"]), round(float(row["prompt_len_mean"])),
-        int(row["output_len"]), float(row["ttft_median_ms"]) * 1e-3, float(row["e2e_median_ms"]) * 1e-3,
+        row["run"], max(known, key=len), int(named["degree"]), int(row["stage"]), float(row["rate"]),
+        int(row["requests"]), int(row["shared_prefix_groups"]), int(row["prompts_per_group"]),
+        int(row["system_prompt_len"]), round(float(row["prompt_len_mean"])), int(row["output_len"]),
+        float(row["ttft_median_ms"]) * 1e-3, float(row["e2e_median_ms"]) * 1e-3,
     )  # fmt: skip
 
 
 def settings_of(stage: Stage) -> dict[str, Any]:
-    model, degree = next(place for name, place in MODELS.items() if name in stage.run)
     return {
-        "model": model,
+        "model": stage.model,
         "device": "h100",
         "engine": {"name": "vllm", "version": "0.15.0"},
-        "replica": {"tensor_parallel": degree},
+        "replica": {"tensor_parallel": stage.degree},
         "batching": {"max_batch_tokens": 2048, "max_sequences": 128, "overlap": True},
     }
 
