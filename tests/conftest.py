@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def reference() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("$GNOMON_REFERENCE does not name a folder of reference data")
     return Path(folder)
+
+
+@pytest.fixture
+def signals_end() -> Iterator[None]:
+    """Ctrl-C and a hang-up end this process and those it starts, also where whoever started the tests ignores them."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, usual[0])
+    signal.signal(signal.SIGHUP, usual[1])
 
 
 class CommandLine:

@@ -75,6 +75,7 @@ def test_what_was_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("signals_end")
 def test_nasty_values_of_many_options(tmp_path: Path) -> None:
     """A sample; `python -m benchmarks.robustness` takes every option."""
     cases = random.Random(1).sample(list(all_cases(seed=1, per_option=1)), 150)

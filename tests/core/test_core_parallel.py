@@ -41,6 +41,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("signals_end")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:

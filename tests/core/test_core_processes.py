@@ -78,6 +78,7 @@ def test_where_there_can_be_no_copy_it_is_called_here_and_late(why, monkeypatch)
     assert called == [os.getpid()]
 
 
+@pytest.mark.usefixtures("signals_end")
 def test_ctrl_c_ends_both_and_leaves_nothing():
     before = children()
     wait = beside(lambda: time.sleep(12))

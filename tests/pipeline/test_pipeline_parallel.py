@@ -72,6 +72,7 @@ def group_is_gone(group: int) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("signals_end")
 def test_ctrl_c_stops_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "sleeper.py"
     script.write_text(SLEEPER)

@@ -134,6 +134,7 @@ def test_bench_is_reproducible(cli: CommandLine, tmp_path: Path) -> None:
     assert "azure-code" in cli("bench", str(file), "--jobs", "1").output
 
 
+@pytest.mark.usefixtures("signals_end")
 def test_ctrl_c_keeps_what_was_found(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["search", str(file), "--out", str(out), "--jobs", "2", "--strategy", "exhaustive"]

@@ -71,6 +71,7 @@ print("killed", len(killed))
 """
 
 
+@pytest.mark.usefixtures("signals_end")
 @pytest.mark.parametrize("mode", ["calm", "kill", "stop"])
 def test_the_same_bytes_on_a_cluster(tmp_path: Path, mode: str) -> None:
     places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]

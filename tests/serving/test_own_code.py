@@ -148,6 +148,7 @@ def test_batches_without_times_are_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("signals_end")
 def test_ctrl_c_ends_a_long_run(tmp_path: Path) -> None:
     """One request with a billion tokens to produce: there is no arrival at which Python would get its turn."""
     import signal
