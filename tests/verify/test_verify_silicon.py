@@ -162,6 +162,28 @@ def test_scripts_say_where_prompts_run_in_piecewise_graphs(changes: dict[str, An
     assert launch_of(facts(**changes)).prompt_graphs is has_graphs
 
 
+def test_a_client_with_another_tokenizer_than_the_server_sends_longer_prompts() -> None:
+    """35,921 tokens for a prompt of 7,140, until the client was corrected."""
+    found = {"engine": "sglang", "version": "0.5.10.post1", "device": "b300", "drafting": False}
+    assert launch_of(facts(**found, date="2026-04-17")).prompt_growth == pytest.approx(35_921 / 7_140, rel=1e-3)
+    assert launch_of(facts(**found, date="2026-05-18")).prompt_growth == 1
+    assert launch_of(facts(**found | {"version": "0.5.9"}, date="2026-03-25")).prompt_growth == 1
+    one = next(s for s in servers() if s.version == "0.5.10.post1" and "DeepSeek" in s.model and s.mode == "agg")
+    assert scenario_of(one).workload.lengths.prompt[1] == round(5.03 * one.prompt_tokens)
+
+
+def test_b300_ran_the_scripts_of_b200_until_it_had_one_for_fp8() -> None:
+    qwen = {"engine": "sglang", "model": "qwen3.5-397b-a17b", "device": "b300", "concurrency": 16}
+    for precision, date, limits in [
+        ("fp8", "2026-04-03", (32768, 128, 30)),
+        ("fp8", "2026-04-17", (16384, 16, 10)),
+        ("bf16", "2026-04-18", (32768, 128, 30)),
+        ("fp4", "2026-04-18", (32768, 128, 30)),
+    ]:
+        told = launch_of(facts(**qwen, precision=precision, date=date))
+        assert (told.max_batch_tokens, told.max_sequences, told.receive_interval) == limits
+
+
 def test_every_model_of_the_file_is_known() -> None:
     assert {s.model for s in servers()} == set(data("checkpoints")["models"])
 

@@ -46,7 +46,7 @@ def settings_of(server: Server) -> dict[str, Any]:
         "device": server.device,
         "engine": {"name": server.engine, "version": _version(server)},
         "front_end": {"stream_interval": launch.stream_interval, "reply_s": _reply_s(server)},
-        "workload": workload_of(server),
+        "workload": workload_of(server, launch),
         "sampling": {"temperature": 0},  # InferenceX's client asks for it; that of the sweeps is not known.
     }
     return common | (_roles(server) if server.prefill else _worker(server, server.layout, launch))
@@ -185,10 +185,11 @@ SPREAD = 0.1
 requests in step (docs/accuracy.md)."""
 
 
-def workload_of(server: Server) -> dict[str, Any]:
+def workload_of(server: Server, launch: Launch) -> dict[str, Any]:
     """The load generator of the server's family. NVIDIA's own sweeps are taken to send ten requests for each one in
     flight, as InferenceX does, after two rounds of warm-up."""
-    users, prompt, output = server.concurrency, server.prompt_tokens, server.output_tokens
+    users, output = server.concurrency, server.output_tokens
+    prompt = round(launch.prompt_growth * server.prompt_tokens)
     if server.family == "sweeps":
         spread = int(SPREAD * output) if _policy(server).mixes else 0
         lengths = {"prompt": [prompt, prompt], "output": [output - spread, output + spread]}
