@@ -62,14 +62,18 @@ def test_a_grace_launches_more_slowly(name, launch_s):
 
 
 def test_the_family_of_attention_decides_the_time_per_layer():
-    def per_layer_s(model: str, **given: object) -> float:
-        return scenario(engine="sglang", model=model, **given).timing.host.exposed_per_layer_s
+    def per_layer_s(model: str, version: str = "", **given: object) -> float:
+        found = scenario(engine={"name": "sglang", "version": version}, model=model, **given)
+        return found.timing.host.exposed_per_layer_s
 
     families = {"qwen3-32b": "grouped", "deepseek-r1": "latent", "glm-5": "sparse", "qwen3.5-397b-a17b": "linear"}
     assert {name: catalog.model(name).attention_family for name in families} == families
     assert per_layer_s("qwen3-32b") == per_layer_s("deepseek-r1") == 0.0
-    assert per_layer_s("qwen3.5-397b-a17b") == per_layer_s("glm-5") == 2.5e-5
-    assert per_layer_s("kimi-linear-48b-a3b") == per_layer_s("qwen3.5-397b-a17b"), "latent too, but most layers are not"
+    assert per_layer_s("qwen3.5-397b-a17b", "0.5.9") == per_layer_s("glm-5") == 2.5e-5
+    assert per_layer_s("qwen3.5-397b-a17b", "0.5.10") == per_layer_s("qwen3.5-397b-a17b") == 0.0, (
+        "projections are fused"
+    )
+    assert per_layer_s("kimi-linear-48b-a3b", "0.5.9") == 2.5e-5, "latent too, but most layers are not"
     assert per_layer_s("deepseek-r1", timing={"host": {"exposed_per_layer_s": 1e-3}}) == 1e-3
     assert catalog.model("gpt-oss-120b").attention_family == "window"
 

@@ -184,6 +184,18 @@ def test_b300_ran_the_scripts_of_b200_until_it_had_one_for_fp8() -> None:
         assert (told.max_batch_tokens, told.max_sequences, told.receive_interval) == limits
 
 
+def test_nightly_builds_are_the_release_that_they_come_closest_to() -> None:
+    qwen = {"engine": "sglang", "model": "qwen3.5-397b-a17b", "precision": "bf16", "version": "nightly-dev"}
+    assert launch_of(facts(**qwen, date="2026-02-20")).version == "0.5.9"
+    assert launch_of(facts(**qwen, date="2026-04-08")).version == "", "the newest"
+    old, new = (
+        next(s for s in servers() if s.version == name and s.engine == "sglang")
+        for name in ("nightly-dev-20260216-d3bae71e", "nightly-dev-20260402-d7256eb6")
+    )
+    assert scenario_of(old).timing.host.exposed_per_layer_s == 2.5e-5
+    assert scenario_of(new).timing.host.exposed_per_layer_s == 0.0
+
+
 def test_every_model_of_the_file_is_known() -> None:
     assert {s.model for s in servers()} == set(data("checkpoints")["models"])
 

@@ -51,6 +51,8 @@ class Launch:
     """Whether batches were formed while the one before ran; None: as the engine does by default."""
     expert_speed: float = 1.0
     """How fast its version's experts are over prompts beside the tables, which are of newer ones."""
+    version: str = ""
+    """The release that a build without one comes closest to."""
     prompt_growth: float = 1.0
     """Tokens that the server reads for each token of the client's prompts, where they tokenise differently."""
     compile_s: float = 0.0

@@ -44,7 +44,7 @@ def settings_of(server: Server) -> dict[str, Any]:
     common = {
         "model": model_of(server),
         "device": server.device,
-        "engine": {"name": server.engine, "version": _version(server)},
+        "engine": {"name": server.engine, "version": launch.version or _version(server)},
         "front_end": {"stream_interval": launch.stream_interval, "reply_s": _reply_s(server)},
         "workload": workload_of(server, launch),
         "sampling": {"temperature": 0},  # InferenceX's client asks for it; that of the sweeps is not known.
