@@ -68,11 +68,20 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_front_ends_take_turns_in_orders_of_their_own() -> None:
-    """Of two front ends the draws say 1, 2, 0 and 2, 0, 1; they are asked in turn."""
+    """One draws 0.4 (places 0.92, 0.71, 0.33: replica 2, 1, 0), the other 0.123 (0.09, 0.32, 0.95); they are asked in turn."""
     fleet = fleet_of(OF_THREE, router="front_ends")
-    drawn = np.array([[0.9, 0], [0.1, 0], [0.5, 0], [0.4, 0], [0.7, 0], [0.2, 0]])
-    fleet = fleet._replace(draws=drawn, parameters=np.array([2.0]))
-    assert [ROUTERS["front_ends"].route(fleet, 0) for _ in range(7)] == [1, 2, 2, 0, 0, 1, 1]
+    fleet = fleet._replace(draws=np.array([[0.4, 0], [0.123, 0]]), parameters=np.array([2.0]))
+    assert [ROUTERS["front_ends"].route(fleet, 0) for _ in range(7)] == [2, 0, 1, 1, 0, 2, 2]
+
+
+def test_orders_of_front_ends_are_as_likely_as_each_other() -> None:
+    """Six orders of three replicas, 200 front ends each."""
+    fleet = fleet_of(OF_THREE, router="front_ends")
+    num = 1200
+    fleet = fleet._replace(draws=np.random.default_rng(0).random((num, 2)), parameters=np.array([float(num)]))
+    sent = np.array([ROUTERS["front_ends"].route(fleet, 0) for _ in range(3 * num)]).reshape(3, num)
+    orders, counts = np.unique(sent, axis=1, return_counts=True)
+    assert orders.shape[1] == 6 and abs(counts - 200).max() < 45
 
 
 @pytest.mark.parametrize(
