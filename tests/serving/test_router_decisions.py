@@ -68,7 +68,7 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_front_ends_take_turns_in_orders_of_their_own() -> None:
-    """One draws 0.4 (places 0.92, 0.71, 0.33: replica 2, 1, 0), the other 0.123 (0.09, 0.32, 0.95); they are asked in turn."""
+    """One draws 0.4 (places 0.92, 0.71, 0.33: replica 2, 1, 0), the other 0.123 (0.09, 0.32, 0.95); asked in turn."""
     fleet = fleet_of(OF_THREE, router="front_ends")
     fleet = fleet._replace(draws=np.array([[0.4, 0], [0.123, 0]]), parameters=np.array([2.0]))
     assert [ROUTERS["front_ends"].route(fleet, 0) for _ in range(7)] == [2, 0, 1, 1, 0, 2, 2]
