@@ -152,6 +152,17 @@ def test_the_version_decides_whether_batches_are_formed_ahead(name, version, ove
 
 
 @pytest.mark.parametrize(
+    ("device", "version", "all_reduce"),
+    [("h100", "0.16.0", ""), ("h100", "0.17.0", "flashinfer"), ("b200", "0.15.1", ""), ("b200", "0.17.0", "flashinfer"),
+     ("b300", "0.18.0", ""), ("b300", "0.19.0", "flashinfer"), ("gb300", "0.18.0", ""), ("a100-80gb", "0.19.0", "")],
+)  # fmt: skip
+def test_vllm_fuses_all_reduces_from_0_17_and_on_b300_from_0_19(device, version, all_reduce):
+    """Pull requests 34299 and 37755."""
+    scenario = load(Scenario, None, {"device": device, "engine": {"name": "vllm", "version": version}})
+    assert scenario.timing.all_reduce == all_reduce
+
+
+@pytest.mark.parametrize(
     ("device", "version", "converted"),
     [
         ("b200", "0.10.1", False),
