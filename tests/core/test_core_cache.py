@@ -199,3 +199,10 @@ def test_functions_can_be_passed_where_nothing_was_compiled() -> None:
     code = code.replace("NAME", "'numba.experimental.function_type'")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True" or os.environ.get("GNOMON_JIT") == "0", done.stderr
+
+
+def test_numbas_extensions_are_looked_for_only_where_something_is_compiled(program: Path, tmp_path: Path) -> None:
+    with program.open("a") as file:
+        file.write("from numba.core import entrypoints\nprint(entrypoints._already_initialized)")
+    home = str(tmp_path / "cache")
+    assert [run(program, GNOMON_CACHE=home)[0].split()[-1] for _ in range(2)] == ["True", "False"]

@@ -113,3 +113,9 @@ def test_a_dead_ray_address_is_one_sentence_on_the_command_line(cli, tmp_path: P
     config.write_text((Path(__file__).parents[2] / "examples/pipeline/sweep.json").read_text())
     result = cli("pipeline", "sweep", "-c", str(config), "--step", "0.5", "--ray", "127.0.0.1:9", code=2)
     assert "no Ray cluster answers" in result.output
+
+
+def test_workers_multiply_matrices_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    parallel._Pool(2).stop()
+    assert os.environ.pop("OPENBLAS_NUM_THREADS") == "1"

@@ -1,7 +1,9 @@
 """A function that is called in a copy of the process: its value comes back, or it is called here."""
 
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -89,3 +91,34 @@ def test_ctrl_c_ends_both_and_leaves_nothing():
         wait()
     assert time.monotonic() - began < 10
     assert children() <= before
+
+
+def test_what_was_there_before_a_copy_is_not_looked_through_again():
+    made = [[] for _ in range(20_000)]
+    beside(lambda: None)()
+    young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
+    assert not young & {id(one) for one in made}
+    assert gc.get_freeze_count() == 0
+
+
+def test_freed_memory_is_kept_and_products_of_matrices_have_no_threads():
+    program = """
+import os, resource
+from gnomon.core import processes
+processes.spin_no_threads()
+processes.keep_freed_memory()
+import numpy as np
+np.ones((300, 300)) @ np.ones((300, 300))
+print(len(os.listdir("/proc/self/task")))
+np.ones(3_000_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    np.ones(1_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    threads, faults = map(int, done.stdout.split())
+    assert threads == 1
+    assert faults < 2_000  # Twenty times 8 MB anew would be 40,000 pages.

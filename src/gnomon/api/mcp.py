@@ -38,13 +38,9 @@ def _asked(model: str, gpu: str, tensor_parallel: int, replicas: int, rate: floa
 def compare_serving(
     setting: Annotated[str, Field(description="What differs, by dotted name, e.g. batching.policy or device")],
     values: Annotated[list[Any], Field(min_length=2, max_length=8, description="The values to compare")],
-    model: Model = "llama-3-8b",
-    gpu: Gpu = "h100",
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1,
-    replicas: Annotated[int, Field(ge=1, le=1024)] = 1,
-    rate: Rate = None,
-    settings: Settings | None = None,
-) -> list[dict[str, Any]]:
+    model: Model = "llama-3-8b", gpu: Gpu = "h100", tensor_parallel: Annotated[int, Field(ge=1)] = 1,
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1, rate: Rate = None, settings: Settings | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The same requests under several values of one setting, a row for each."""
     rows = []
     for value in values:

@@ -77,13 +77,9 @@ class PosttrainRun(Result):
 
 
 def compare_policies(
-    given: PosttrainLike = None,
-    *,
-    policies: Sequence[str] | None = None,
-    with_oracle: bool = True,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> PolicyComparison:
+    given: PosttrainLike = None, *, policies: Sequence[str] | None = None, with_oracle: bool = True,
+    on_progress: Progress | None = None, **overrides: Any,
+) -> PolicyComparison:  # fmt: skip
     """Policies (all built-in ones unless given) on the same lengths, and what a clairvoyant would have done."""
     from gnomon.posttrain.studies.compare import compare, policies_to_compare
 

@@ -184,13 +184,9 @@ class SearchMatrix(Result):
 
 
 def bench(
-    given: BenchConfig | Mapping[str, Any] | str | Path | None = None,
-    *,
-    jobs: int | None = None,
-    ray: str | None = None,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> Bench:
+    given: BenchConfig | Mapping[str, Any] | str | Path | None = None, *, jobs: int | None = None,
+    ray: str | None = None, on_progress: Progress | None = None, **overrides: Any,
+) -> Bench:  # fmt: skip
     """Capacity of every scheduler on every workload of the suite, for several models."""
     from gnomon.search.matrix import bench as measure
 

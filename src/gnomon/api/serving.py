@@ -172,6 +172,9 @@ class Simulation(Result):
 
     def estimate(self) -> None:
         """Find all that is shown of it at once: with several cores in about half the time."""
+        from gnomon.search import load_curve  # noqa: F401  # Here, and not in each copy.
+        from gnomon.serving.results import intervals, mean_iteration  # noqa: F401
+
         found = {name: beside(partial(getattr, self, name)) for name in ("intervals", "headroom")}
         _ = self.summary, self.shown
         self.__dict__.update({name: value() for name, value in found.items()})

@@ -10,6 +10,7 @@ from gnomon import __version__
 from gnomon.cli.lazy import LazyGroup
 from gnomon.cli.progress import alive
 from gnomon.core.errors import GnomonError
+from gnomon.core.processes import keep_freed_memory, spin_no_threads
 
 COMMANDS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
@@ -55,12 +56,9 @@ MODULES = {
 
 
 @click.group(
-    cls=LazyGroup,
-    table=COMMANDS,
-    package="gnomon.cli",
-    places=MODULES,
+    cls=LazyGroup, table=COMMANDS, package="gnomon.cli", places=MODULES,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
+)  # fmt: skip
 @click.version_option(__version__, prog_name="gnomon")
 def gnomon() -> None:
     """Gnomon tells how long an LLM system will take before anyone buys the GPUs.
@@ -79,7 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # Looking for them takes 0.05 s; none has a say here.
-    gc.set_threshold(100_000)  # Looking for circles after every 700 objects takes a twentieth of a short command.
+    spin_no_threads()
+    keep_freed_memory()
     try:
         with alive("working"):
             gnomon.main(args=arguments, prog_name="gnomon", standalone_mode=False)

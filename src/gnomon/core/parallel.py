@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, MissingExtraError
-from gnomon.core.processes import default_jobs, die_with_parent
+from gnomon.core.processes import default_jobs, die_with_parent, spin_no_threads
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -118,6 +118,7 @@ class _Pool:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
+        spin_no_threads()
         self.start()
 
     def start(self) -> None:

@@ -1,6 +1,7 @@
 """What is known of this process and of those that it starts; a copy of it that works while it goes on."""
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -17,6 +18,23 @@ Value = TypeVar("Value")
 def default_jobs() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_MALLOC = {-1: 2**28, -2: 2**24, -3: 2**25, -8: 1}
+"""Of glibc's `mallopt`: what is trimmed, added at the top, and mapped by itself, in bytes; the number of arenas."""
+
+
+def keep_freed_memory() -> None:
+    """Ask the C library to keep what is freed for what is wanted next: new pages have to be cleared each time."""
+    with suppress(OSError, AttributeError):
+        for name, value in _MALLOC.items():
+            ctypes.CDLL(None).mallopt(name, value)
+
+
+def spin_no_threads() -> None:
+    """Let NumPy, which must not be imported yet, and that of processes to come do without threads: after every product
+    of matrices, all of which are small here, they would wait for the next one by spinning on all cores."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 _PR_SET_PDEATHSIG = 1
@@ -45,6 +63,8 @@ def beside(function: Callable[[], Value]) -> Callable[[], Value]:
 
 def _started(function: Callable[[], Value]) -> Callable[[], Value]:
     parent, (reader, writer) = os.getpid(), os.pipe()
+    gc.freeze()  # What is there counts as old. A look for circles in it would write to all of it, which copies it.
+    gc.unfreeze()
     child = os.fork()
     if child:
         os.close(writer)

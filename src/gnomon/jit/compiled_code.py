@@ -29,6 +29,7 @@ from llvmlite.binding import parse_bitcode
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import compile_result
+from numba.core.entrypoints import init_all
 from numba.core.environment import Environment, lookup_environment
 from numba.core.runtime import rtsys
 
@@ -197,12 +198,14 @@ class _Kept(FunctionCache):  # type: ignore[misc]
             found = self._load_overload(sig, target_context)
             if found is None and self._has_waited():
                 found = self._load_overload(sig, target_context)
-            return found
+            if found is not None:
+                return found
         except OSError as error:
             warn_once(f"compiled code in {self._cache_path} cannot be read: {error.strerror or error}; compiling.")
         except Exception as error:
             warn_once(f"compiled code in {self._cache_path} is damaged ({type(error).__name__}); compiling it again.")
             self._forget()
+        init_all()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

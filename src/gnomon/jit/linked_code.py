@@ -179,6 +179,10 @@ def part(
 class KeptDispatcher(CPUDispatcher):  # type: ignore[misc]
     """One whose code is kept on disk."""
 
+    def _compilation_chain_init_hook(self) -> None:
+        """Numba would look here for its extensions among all packages that are installed: the cache does where it
+        has no code (`gnomon.jit.compiled_code`)."""
+
     def compile(self, sig: Any) -> Any:
         """Look for its code there, or compile it while no other process does."""
         with one_at_a_time(self._cache):

@@ -23,13 +23,9 @@ from gnomon.serving.policies.vllm import has_room_for
 
 
 @batching_policy(
-    "sarathi",
-    defaults={"max_batch_tokens": 512},
-    max_sequences_of="stages",
-    max_batch_tokens_of="iteration",
-    has_prefix_cache=False,
-    has_chunk_cap=False,
-)
+    "sarathi", defaults={"max_batch_tokens": 512}, max_sequences_of="stages", max_batch_tokens_of="iteration",
+    has_prefix_cache=False, has_chunk_cap=False,
+)  # fmt: skip
 def sarathi(replica: Replica) -> None:
     """Every decode gets its token; prefills, running ones before new ones, share what is left of the chunk.
 

@@ -215,20 +215,17 @@ def open_cluster(
     guard = Guard(cluster, policies, spec.route, gate.admit, decide.decide, tell)
     model = catalog.model(scenario.model)
     transfers = open_pools(scenario, model, pools, cluster, calendar, total)
+    decode_inputs = inputs
+    if scenario.has_roles:
+        decode_takers = replicas_that(pools, "decode")
+        decode_inputs = _router_inputs(scenario, decode, decode_spec, requests, cluster, decode_takers)
     env = Environment(
-        calendar,
-        requests.think_s,
-        front,
-        transfers,
-        _router_inputs(scenario, decode, decode_spec, requests, cluster, replicas_that(pools, "decode"))
-        if scenario.has_roles
-        else inputs,
+        calendar, requests.think_s, front, transfers, decode_inputs,
         option_values(scenario.disaggregation.decider, decide),
-        open_tiers(scenario, model, pools, cluster, calendar, transfers, requests),
-        *dependents_of(requests),
+        open_tiers(scenario, model, pools, cluster, calendar, transfers, requests), *dependents_of(requests),
         open_adapters(scenario.lora, model, requests, num_replicas),
         open_tool_cache(scenario.tool_cache, requests, cluster),
-    )
+    )  # fmt: skip
     if not (scenario.has_features or len(requests.parents) or env.adapters.load_s.size):
         env = without_features(env)
     if (scenario.has_roles or scenario.migrates) and env.adapters.load_s.size:
