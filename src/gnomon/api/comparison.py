@@ -87,12 +87,9 @@ class Comparison(Result):
 
 
 def compare(
-    *given: ScenarioLike,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    intervals: bool | None = None,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> Comparison:
+    *given: ScenarioLike, vary: Mapping[str, Sequence[Any]] | None = None, intervals: bool | None = None,
+    on_progress: Progress | None = None, **overrides: Any,
+) -> Comparison:  # fmt: skip
     """Simulate several scenarios, or all combinations of `vary` on one, on the same requests.
 
         gnomon.compare("a.yaml", "b.yaml")

@@ -51,13 +51,10 @@ def compare_serving(
 
 
 def time_iteration(
-    model: Model = "llama-3-8b",
-    gpu: Gpu = "h100",
-    tensor_parallel: Annotated[int, Field(ge=1)] = 1,
-    prefill_tokens: Annotated[int, Field(ge=0)] = 0,
-    decodes: Annotated[int, Field(ge=0)] = 64,
+    model: Model = "llama-3-8b", gpu: Gpu = "h100", tensor_parallel: Annotated[int, Field(ge=1)] = 1,
+    prefill_tokens: Annotated[int, Field(ge=0)] = 0, decodes: Annotated[int, Field(ge=0)] = 64,
     kv_tokens: Annotated[int, Field(ge=1, description="Length of each sequence that decodes")] = 1024,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Seconds of one iteration, and its slowest operators."""
     from gnomon.api.time import time
 
@@ -121,15 +118,12 @@ def server(reports: str | Path = "gnomon-reports") -> MCPServer:
     made = MCPServer("gnomon", instructions=ABOUT)
 
     def simulate_serving(
-        model: Model = "llama-3-8b",
-        gpu: Gpu = "h100",
+        model: Model = "llama-3-8b", gpu: Gpu = "h100",
         tensor_parallel: Annotated[int, Field(ge=1, description="GPUs of one replica")] = 1,
-        replicas: Annotated[int, Field(ge=1, le=1024)] = 1,
-        rate: Rate = None,
-        requests: Annotated[int, Field(ge=10, le=20_000)] = 2000,
-        settings: Settings | None = None,
+        replicas: Annotated[int, Field(ge=1, le=1024)] = 1, rate: Rate = None,
+        requests: Annotated[int, Field(ge=10, le=20_000)] = 2000, settings: Settings | None = None,
         report: Annotated[bool, Field(description="Also write an HTML report, and link to it")] = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Latency, throughput, cost and capacity of a deployment under a load, with 90 % intervals."""
         given = _asked(model, gpu, tensor_parallel, replicas, rate, settings)
         return _answer(simulate(**{"workload.num_requests": requests} | given), Path(reports) if report else None)

@@ -304,11 +304,8 @@ def run_many(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints) -> 
 def _scene(graph: TaskGraph, num_ranks: int) -> Scene:
     num_tasks = graph.tasks.size
     return Scene(
-        graph.tasks,
-        graph.successors,
-        np.empty(num_tasks, TASK).view(np.recarray),
+        graph.tasks, graph.successors, np.empty(num_tasks, TASK).view(np.recarray),
         np.zeros(num_ranks, RANK).view(np.recarray),
         Queues(np.empty((FREE + 1, num_tasks), np.int64), np.empty(FREE + 1, np.int64)),
-        np.empty((num_ranks, NUM_TYPES), np.int64),
-        np.empty(num_tasks, np.int64),
-    )
+        np.empty((num_ranks, NUM_TYPES), np.int64), np.empty(num_tasks, np.int64),
+    )  # fmt: skip

@@ -109,12 +109,9 @@ def study_plan(study: Study, plan: Plan, weight_grad_len: float | None = None, l
     """The plan with the study's lengths, for schedules that are made to measure."""
     weight_grad = study.bwd_len / 2 if weight_grad_len is None else weight_grad_len
     return replace(
-        plan,
-        forward=study.fwd_len,
-        input_grad=max(study.bwd_len - weight_grad, 0.0),
-        weight_grad=weight_grad,
+        plan, forward=study.fwd_len, input_grad=max(study.bwd_len - weight_grad, 0.0), weight_grad=weight_grad,
         hop=study.prop_len + latency,
-    )
+    )  # fmt: skip
 
 
 class _Greedy(StepGraph):

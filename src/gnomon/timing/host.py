@@ -119,12 +119,9 @@ class HostConfig(Config):
         return np.stack([_row(self, getattr(self, phase), *sizes, graph) for phase, graph in each])
 
     def of_stages(
-        self,
-        num_layers: Sequence[int],
-        num_kernels: Sequence[int],
-        graphs: Sequence[int] = (0, 0, 0),
+        self, num_layers: Sequence[int], num_kernels: Sequence[int], graphs: Sequence[int] = (0, 0, 0),
         waits: Sequence[float] = (),
-    ) -> Floats:
+    ) -> Floats:  # fmt: skip
         """[stage, phase, column] of a pipeline. Every stage launches its own kernels; the engine's work around an
         iteration is done once, before the first."""
         kept = {name for name in HostPhase.model_fields if name.startswith(("exposed_per_", "launch_", "collective_"))}

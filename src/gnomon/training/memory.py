@@ -135,13 +135,10 @@ def rank_bytes(config: TrainConfig, mine: dict[int, stages.Stage]) -> RankBytes:
         inside += 6.0 * 2.0 * model.hidden_size * config.tokens
     buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count) + _stage_buffers(config, mine.values())
     return RankBytes(
-        stages.state_bytes(config, whole) | {"buffers": buffers},
-        kept,
-        inside,
+        stages.state_bytes(config, whole) | {"buffers": buffers}, kept, inside,
         _logit_bytes(config, model) if any(stage.has_head for stage in mine.values()) else 0.0,
-        config.framework == "transformers" and config.num_microbatches == 1,
-        count,
-    )
+        config.framework == "transformers" and config.num_microbatches == 1, count,
+    )  # fmt: skip
 
 
 def _stage_buffers(config: TrainConfig, mine: Iterable[stages.Stage]) -> float:

@@ -60,12 +60,9 @@ class TrainPlan:
 
 
 def plan(
-    asked: TrainConfig,
-    *,
-    jobs: int | None = None,
-    shown: int = SHOWN,
+    asked: TrainConfig, *, jobs: int | None = None, shown: int = SHOWN,
     on_progress: Callable[[int, int], None] | None = None,
-) -> TrainPlan:
+) -> TrainPlan:  # fmt: skip
     """Search what `asked` leaves open (fields that were not given); DoesNotFitError where no layout fits."""
     layouts = list(candidates(asked))
     with shared_workers(jobs=jobs if len(layouts) > 64 else 1) as workers:

@@ -44,12 +44,9 @@ def cluster_options(config: Posttrain, name: str) -> dict[str, Any]:
 
 
 def run(
-    config: Posttrain,
-    policy: Policy | None = None,
-    *,
-    keep_decisions: bool = False,
+    config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> RunRecord:
+) -> RunRecord:  # fmt: skip
     """Check the configuration, then simulate all its steps."""
     placement = placement_of(config)
     check_memory(config)

@@ -45,12 +45,9 @@ def policies_to_compare(config: Posttrain, names: tuple[str, ...] = COMPARED) ->
 
 
 def compare(
-    config: Posttrain,
-    policies: list[Policy],
-    *,
-    with_oracle: bool = True,
+    config: Posttrain, policies: list[Policy], *, with_oracle: bool = True,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Outcome]:
+) -> list[Outcome]:  # fmt: skip
     """Run every policy on the same lengths, the oracle last. `on_progress(done, total)` counts runs."""
     placement_of(config)
     plans = list(_plans(config)) if with_oracle else []

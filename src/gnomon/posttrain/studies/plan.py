@@ -83,12 +83,9 @@ class Planned:
 
 
 def plan(
-    config: Posttrain,
-    *,
-    goal: Goal = "samples",
-    max_lag: int = 1,
+    config: Posttrain, *, goal: Goal = "samples", max_lag: int = 1,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Planned]:
+) -> list[Planned]:  # fmt: skip
     """Every plan that runs, the best first; `config` gives model, algorithm, lengths and GPUs, not a placement."""
     config = config.model_copy(update={"policy": PolicyConfig()})  # That of the mode, whatever the file says.
     if config.algorithm.recompute_logprobs:  # Nobody but the actor has weights to compute them with.

@@ -41,13 +41,10 @@ def _run_data(record: RunRecord) -> dict[str, Any]:
         **{name: getattr(record, name) for name in ("policy", "step_s", "tokens_s")},
         "tokens_s_per_gpu": record.tokens_s / record.num_gpus,
         **{name: getattr(record, name) for name in ("mfu", "dollars_per_step", "staleness")},
-        "lags": {str(lag): share for lag, share in record.lags().items()},
-        "dropped": record.num_dropped,
-        "bubbles": record.bubbles(),
-        "gpu_time": record.shares(),
-        "steps": [step_row(step) for step in record.steps],
-        "notes": record.notes,
-    }
+        "lags": {str(lag): share for lag, share in record.lags().items()}, "dropped": record.num_dropped,
+        "bubbles": record.bubbles(), "gpu_time": record.shares(),
+        "steps": [step_row(step) for step in record.steps], "notes": record.notes,
+    }  # fmt: skip
 
 
 def _run_text(record: RunRecord) -> list[Block]:

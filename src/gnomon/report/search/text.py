@@ -239,10 +239,7 @@ def bench_row(record: Record) -> dict[str, Any]:
         return {"GPUs": record.num_gpus, "capacity/s": None, "QPS/($/h)": None, "TTFT P90": None, "TBT P99": None,
                 "limited by": record.reason}  # fmt: skip
     return {
-        "GPUs": record.num_gpus,
-        "capacity/s": f"{record.capacity_per_s:.4g}",
-        "QPS/($/h)": f"{record.score:.4g}",
-        "TTFT P90": seconds(record.figures["ttft_s p90"]),
-        "TBT P99": seconds(record.figures["tbt_s p99"]),
-        "limited by": limited_by(record),
-    }
+        "GPUs": record.num_gpus, "capacity/s": f"{record.capacity_per_s:.4g}",
+        "QPS/($/h)": f"{record.score:.4g}", "TTFT P90": seconds(record.figures["ttft_s p90"]),
+        "TBT P99": seconds(record.figures["tbt_s p99"]), "limited by": limited_by(record),
+    }  # fmt: skip

@@ -152,17 +152,12 @@ class Scenario(Config):
         """Every pool with all its sections; one where the scenario has equal replicas only."""
         return [
             Pool(
-                self.model,
-                pool.num_replicas,
-                pool.role,
-                pool.device or self.device,
+                self.model, pool.num_replicas, pool.role, pool.device or self.device,
                 pool.node or (self.node if pool.device in (None, self.device) else None),
-                pool.replica or self.replica,
-                pool.batching or self.batching,
-                pool.timing or self.timing,
+                pool.replica or self.replica, pool.batching or self.batching, pool.timing or self.timing,
             )
             for pool in self.pools or (PoolConfig(num_replicas=self.num_replicas),)
-        ]
+        ]  # fmt: skip
 
 
 def _with_calibration(data: dict[str, Any]) -> dict[str, Any]:
