@@ -179,6 +179,24 @@ def test_deepgemm_converts_scales_on_blackwell_from_0_10_2_to_0_11(device, versi
 
 
 @pytest.mark.parametrize(
+    ("model", "version", "drafting", "has_graphs"),
+    [
+        ("llama-3.1-8b", "0.5.9", {}, False),
+        ("llama-3.1-8b", "0.5.10", {}, True),
+        ("llama-3.1-8b", "", {}, True),
+        ("llama-3.1-8b", "0.5.10", {"speculative": {"num_tokens": 2, "acceptance": 0.6}}, False),
+        ("llama-3.1-8b", "0.5.11", {"speculative": {"num_tokens": 2, "acceptance": 0.6}}, True),
+        ("gemma-3-12b", "", {}, False),
+        ("deepseek-r1", "", {}, False),
+        ("qwen3.5-27b", "", {}, False),
+    ],
+)
+def test_sglang_captures_prompts_from_0_5_10(model, version, drafting, has_graphs):
+    chosen = scenario(model=model, engine={"name": "sglang", "version": version}, replica=drafting)
+    assert chosen.timing.prompt_graphs == has_graphs
+
+
+@pytest.mark.parametrize(
     ("model", "dtype", "version", "exposed_s"),
     [
         ("deepseek-r1", "auto", "1.1.0", 50e-6),

@@ -180,15 +180,16 @@ def test_kernels_are_launched_one_by_one_outside_cuda_graphs_only() -> None:
     assert with_host_s(whole, 0, 1e-4, decodes(9)) == pytest.approx(launch_s)
 
 
-def test_piecewise_graphs_of_prompts_leave_few_kernels_to_launch() -> None:
+@pytest.mark.parametrize(("engine", "each"), [("trtllm", 1), ("sglang", 2)])
+def test_piecewise_graphs_of_prompts_leave_few_kernels_to_launch(engine: str, each: int) -> None:
     settings = {
         "host": {"launch_per_kernel_s": 1e-5, "launch_in_graphs": False},
-        "engine": "trtllm",
+        "engine": engine,
         "prompt_graphs": True,
     }
     tables = bake(config=TimingConfig.model_validate(settings)).tables
     prompt = Shape(512, 1, 512.0**2, 0.0, 0, 0.0, 0.0, 0, 0.0)
-    assert with_host_s(tables, 0, 1e-5, prompt) == pytest.approx(32 * 1e-5), "attention of each layer"
+    assert with_host_s(tables, 0, 1e-5, prompt) == pytest.approx(32 * each * 1e-5), "attention and KV of each layer"
 
 
 def test_attention_inside_graphs_runs_for_the_padded_batch() -> None:

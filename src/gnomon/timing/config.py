@@ -113,8 +113,8 @@ class TimingConfig(Config):
     graph_attention: bool = False
     """Decode attention runs inside the CUDA graphs too: for the padded number of sequences, with the same KV in all."""
     prompt_graphs: bool = False
-    """Iterations with prompts are CUDA graphs around attention, whatever their size (TensorRT-LLM's
-    enable_piecewise_cuda_graph): only what attention does is launched kernel by kernel."""
+    """Iterations with prompts are CUDA graphs around attention, whatever their size (piecewise CUDA graphs of SGLang,
+    TensorRT-LLM's enable_piecewise_cuda_graph): only what attention does is launched kernel by kernel."""
     scale: float = Field(1.0, gt=0, le=1e6)
     """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
     clock: float = Field(1.0, gt=0, le=1)

@@ -107,7 +107,7 @@ def num_kernels(
     launched = [one for one in operators if not one.is_fused and one.kind not in ("decode", "attention_decode")]
     names = {one.name for one in launched}
     fused = _fused_in_trtllm(names) if engine == "trtllm" else set()
-    left = names & _OUTSIDE_GRAPHS if prompt_graphs else names
+    left = names & (_OUTSIDE_GRAPHS - _INSIDE_GRAPHS.get(engine, set())) if prompt_graphs else names
     experts = _EXPERTS.get(expert_kernel, 7) if engine == "trtllm" else 7
     return sum(one.count * _launches(one, experts) for one in launched if one.name in left - fused)
 
@@ -117,6 +117,7 @@ _OUTSIDE_GRAPHS = {
 }  # fmt: skip
 """What TensorRT-LLM's piecewise graphs leave out: attention, over latents with its down- and up-projections
 (`modules/attention.py` attn_custom_op_inplace, mla_custom_op_inplace)."""
+_INSIDE_GRAPHS = {"sglang": {"rotary"}}  # compilation/compilation_config.py split_ops: attention writes KV itself.
 
 
 def _fused_in_trtllm(names: Collection[str]) -> set[str]:
