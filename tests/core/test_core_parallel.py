@@ -17,7 +17,7 @@ import pytest
 
 from gnomon.core import parallel
 from gnomon.core.errors import GnomonError
-from gnomon.core.parallel import _check_answers
+from gnomon.core.parallel import _check_answers, map_ordered
 
 PARENT = """
 import os, sys, time
@@ -57,6 +57,29 @@ def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -
     while any(is_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in workers)
+
+
+def dies_once(path: str) -> int:
+    """Kill the worker the first time."""
+    marker = Path(path)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def always_dies(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    outcomes = list(map_ordered(dies_once, [str(tmp_path / name) for name in "ab"], jobs=2))
+    assert [one.error for one in outcomes] == [None, None]
+
+
+def test_an_item_that_always_kills_its_worker_is_given_up() -> None:
+    (outcome,) = map_ordered(always_dies, [0], jobs=2)
+    assert "its worker died" in (outcome.error or "")
 
 
 @pytest.mark.parametrize(

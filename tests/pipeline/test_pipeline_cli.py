@@ -170,9 +170,10 @@ def test_schedules_and_convert(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_verify_accepts_the_reference(cli: CommandLine, reference: Path) -> None:
-    files = sorted(str(path) for path in (reference / "pipeline").iterdir())
+    """Those of published tables are gone through in test_pipeline_zoo."""
+    files = sorted(str(path) for path in (reference / "pipeline").iterdir() if path.stem != "zero_bubble_tables")
     output = cli("verify", "pipeline", *files).output
-    assert output.count("all agree") == 5
+    assert output.count("all agree") == 4
 
 
 def test_verify_notices_a_wrong_value(cli: CommandLine, reference: Path, tmp_path: Path) -> None:
@@ -191,7 +192,8 @@ def test_verify_notices_a_wrong_value(cli: CommandLine, reference: Path, tmp_pat
 
     tables = json.loads((reference / "pipeline" / "zero_bubble_tables.json").read_text())
     tables["table5"][0]["bubble"]["ZB-H1"] += 0.0001
-    (tmp_path / "tables.json").write_text(json.dumps(tables))
+    few = {name: tables[name][:1] if name.startswith("table") else tables[name] for name in tables}
+    (tmp_path / "tables.json").write_text(json.dumps(few))
     cli("verify", "pipeline", str(tmp_path / "tables.json"), code=1)
 
 

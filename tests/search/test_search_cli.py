@@ -18,7 +18,6 @@ import gnomon
 from conftest import CommandLine
 from gnomon.api.search import finished_search
 from gnomon.core.errors import ConfigError
-from gnomon.core.parallel import map_ordered
 from search_kit import QUICK, TABLE, question
 
 
@@ -153,29 +152,6 @@ def test_ctrl_c_keeps_what_was_found(file: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert "The same command goes on from there" in errors
     assert all(json.loads(line) for line in results.read_text().splitlines())
-
-
-def dies_once(path: str) -> int:
-    """Kill the worker the first time."""
-    marker = Path(path)
-    if not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return os.getpid()
-
-
-def always_dies(_: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
-    outcomes = list(map_ordered(dies_once, [str(tmp_path / name) for name in "ab"], jobs=2))
-    assert [one.error for one in outcomes] == [None, None]
-
-
-def test_an_item_that_always_kills_its_worker_is_given_up() -> None:
-    (outcome,) = map_ordered(always_dies, [0], jobs=2)
-    assert "its worker died" in (outcome.error or "")
 
 
 def test_the_same_in_python(tmp_path: Path) -> None:

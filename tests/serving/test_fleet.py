@@ -587,6 +587,7 @@ def test_a_replica_that_has_drained_cannot_fail() -> None:
     assert [(t, s) for t, i, s in record.changes if i == 1] == [(0.0, UP), (3.0, DRAINING), (10.0, OFF)]
 
 
+@pytest.mark.slow  # That the page itself opens is a quick test.
 def test_the_day_that_the_page_opens_with_scales() -> None:
     pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
     from gnomon.ui.pages.fleet import CONTROLS, scenario_of
