@@ -113,6 +113,7 @@ def test_the_newest_version_counts(package: Path) -> None:
     ("asked", "taken", "words"),
     [
         ("0.9.0", 9.0, "vllm 0.9.0"),
+        ("0.9.0.post1", 9.0, "vllm 0.9.0, not 0.9.0.post1"),
         ("0.10.2", 1.0, "vllm 0.24.0, not 0.10.2"),
         ("0.24.0", 1.0, "vllm 0.24.0"),
     ],

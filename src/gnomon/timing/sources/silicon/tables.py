@@ -104,7 +104,8 @@ def tables_in(system: Path, family: str, table: str, engine: str, version: str =
 @cache
 def _by_version(folder: Path, table: str, asked: str) -> tuple[Path, ...]:
     found = sorted(folder.glob(f"*/{table}.parquet"), key=lambda path: version_key(path.parent.name), reverse=True)
-    return tuple(sorted(found, key=lambda path: path.parent.name != asked))
+    release = asked.partition(".post")[0]  # What mends a release has its kernels.
+    return tuple(sorted(found, key=lambda path: path.parent.name not in (asked, release)))
 
 
 def version_key(name: str) -> tuple[float, ...]:
