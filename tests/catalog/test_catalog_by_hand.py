@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from gnomon.catalog.attention import LinearAttention
 from gnomon.catalog.devices import DTYPE_BYTES, device
 from gnomon.catalog.huggingface import parse_config
-from gnomon.catalog.memory import plan_memory
+from gnomon.catalog.memory import FIXED_RESERVE_BYTES, SAMPLER_BYTES_PER_LOGIT, _reserve, plan_memory
 from gnomon.catalog.model_library import MODELS, _published_as
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
-from gnomon.catalog.weights import attention_weights
-from gnomon.core.errors import ConfigError
+from gnomon.catalog.weights import Weights, _linear, attention_weights, mlp_weights
+from gnomon.core.errors import ConfigError, DoesNotFitError
+from gnomon.core.units import size
 
 PLAIN: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 8,
@@ -204,8 +207,60 @@ def test_weights_of_compressed_attention(kind: Any, indexer: int, more: int) -> 
     assert counts["attention_output"] == 8 * 32 * 12 + 4 * 12 * 64
     assert counts.get("indexer", 0) == indexer
     assert counts["other"] == 64 + 16 + 32 + 8 + more + 2 * (8 * (2 * 64 + 1) + 3)
-    whole = {(one.group, one.count) for one in attention_weights(model, kind) if one.ways is None}
-    assert whole == {("attention", 4096), ("attention_output", 3072)}, "all else lies on every rank"
+    cut = {(one.group, one.count, one.ways) for one in attention_weights(model, kind) if one.ways != 1}
+    every = {("attention", 4096, None), ("attention_output", 3072, None), ("attention_output", 3072, 4)}
+    assert cut == every, "all else lies on every rank"
+
+
+LATENT: dict[str, Any] = {
+    **EXPERTS, "model_type": "deepseek_v3", "q_lora_rank": 16, "kv_lora_rank": 12, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6, "v_head_dim": 10, "n_shared_experts": 1, "index_n_heads": 4, "index_head_dim": 8,
+    "index_topk": 5,
+}  # fmt: skip
+
+
+def listed(found: Iterable[Weights]) -> list[tuple[str, int, int | None]]:
+    return [(one.group, one.count, one.ways) for one in found]
+
+
+def test_weights_of_latent_attention_and_its_indexer() -> None:
+    """Queries go down to 16 and up to 8 heads of 6 + 4, keys and values down to 12 and up to 8 heads of 6 + 10, with
+    4 that turn for all heads. The indexer has 4 heads of 8, a key of 8 with its norm, and a weight for every head."""
+    assert listed(attention_weights(read(LATENT), "full")) == [
+        ("other", 64, 1),
+        ("attention", 64 * 16, 1), ("other", 16, 1), ("attention", 16 * 80, None),
+        ("attention", 64 * (12 + 4), 1), ("other", 12, 1), ("attention", 12 * 8 * (6 + 10), None),
+        ("attention_output", 8 * 10 * 64, None),
+        ("indexer", 16 * 4 * 8 + 64 * 8, 1), ("other", 64 * 4 + 2 * 8, 1),
+    ]  # fmt: skip
+    assert listed(mlp_weights(read(LATENT), "experts")) == [
+        ("other", 64, 1), ("router", 8 * 64, 1), ("other", 8, 1), ("routed_experts", 8 * 3 * 64 * 24, None),
+        ("shared_experts", 3 * 64 * 24, None), ("router", 0, 1),
+    ]  # fmt: skip
+    active = listed(mlp_weights(read(LATENT), "experts", active=True))
+    assert active[3] == ("routed_experts", 2 * 3 * 64 * 24, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "projected"),
+    [
+        # A step and a decay for each of 4 heads; a norm as wide as a head.
+        ("gated_delta_net", [("linear_attention", 7 * (2 * 20 + 2 * 4), None), ("other", 5, 1)]),
+        # A step for each head; the convolution's bias over 32 channels, skip connections of 4 heads, a norm over all.
+        ("mamba2", [("linear_attention", 7 * (2 * 20 + 4), None), ("other", 32 + 4 + 20, None)]),
+        # Values and a step for each head; decay and gate down to 5 and up to the 6 of keys and the 20 of values.
+        ("kda", [("linear_attention", 7 * (20 + 4), None), ("linear_attention", 2 * 7 * 5, 1),
+                 ("linear_attention", 5 * (6 + 20), None), ("other", 5, 1)]),
+    ],
+)  # fmt: skip
+def test_weights_of_linear_attention(kind: Any, projected: list[tuple[str, int, int | None]]) -> None:
+    """Two key heads of 3 and four value heads of 5 in a model 7 wide: a convolution over 4 tokens of 6 + 6 + 20."""
+    linear = LinearAttention(kind=kind, num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5)
+    decays = 6 if kind == "kda" else 4
+    assert listed(_linear(linear, 7)) == [
+        ("other", 32 * 4 + 4 + decays, None), ("linear_attention", 7 * 2 * 6, 2), *projected,
+        ("linear_attention", 20 * 7, None),
+    ]  # fmt: skip
 
 
 def test_bytes_of_number_formats() -> None:
@@ -309,6 +364,50 @@ def test_the_smallest_plan_of_memory() -> None:
     for share in (0.0, 1.01):
         with pytest.raises(ConfigError, match="must lie in"):
             plan_memory(model, device, alone, memory_utilization=share)
+
+
+def test_memory_that_vllm_would_find_in_use() -> None:
+    """Beside a fixed part: two bytes of 3 x 96 + 3 x 64 values for each of 100 tokens, and the logits of 10 sequences
+    over 1,000 words on the last stage alone."""
+    model = read(PLAIN)
+    plans = [
+        _reserve(model, Parallelism(pipeline_parallel=2), stage, 100, 10) - FIXED_RESERVE_BYTES for stage in (0, 1)
+    ]
+    assert plans == [2 * 100 * 480, 2 * 100 * 480 + SAMPLER_BYTES_PER_LOGIT * 10 * 1000]
+    assert _reserve(read(EXPERTS, moe_intermediate_size=400), Parallelism(tensor_parallel=2), 0, 1, 0) == (
+        FIXED_RESERVE_BYTES + 2 * (3 * (2 * 400 // 2) + 3 * 64)
+    ), "two experts of a token, on two ranks"
+
+
+def test_layers_that_draft_lie_on_the_last_stage() -> None:
+    """Of three, each with its weights and, in every block, its KV."""
+    model, cut = read(PLAIN), Parallelism(pipeline_parallel=2)
+    given: dict[str, Any] = {"reserve_bytes": 0.0, "max_tokens": 100, "sequence_tokens": 50, "dtype": "bf16"}
+    plain, drafts = (plan_memory(model, device("h100"), cut, draft_layers=count, **given) for count in (0, 3))
+    # Half of the layers, and the head (64,000) with the last norm, more than the embedding of the first.
+    assert drafts.weight_bytes == model.weight_bytes_of_stage(cut, 1, "bf16") + 3 * model.drafting_layer_bytes(
+        cut, "bf16"
+    )
+    assert plain.block_bytes == 16 * 3 * 4 * 16 * 2, "16 tokens in 3 layers"
+    each = model.drafting_sequence_bytes(50, "bf16", 1) / 50
+    assert drafts.block_bytes == pytest.approx(plain.block_bytes + 16 * 3 * each)
+    both = plan_memory(model, device("h100"), Parallelism(), draft=model, **given)
+    assert both.weight_bytes == 2 * model.weight_bytes_per_rank(Parallelism(), "bf16")
+    assert both.block_bytes == 2 * 2 * plain.block_bytes
+
+
+def test_the_fewest_ranks_that_would_fit_are_named() -> None:
+    """Four ranks leave room for a block and a byte beside what running takes; two do not."""
+    model, gpu = read(PLAIN), device("h100")
+    weights = {ranks: model.weight_bytes_per_rank(Parallelism(tensor_parallel=ranks), "bf16") for ranks in (1, 2, 4)}
+    reserve = 0.5 * gpu.memory_bytes - weights[4] - 16 * 768 - 1
+    given: dict[str, Any] = {"memory_utilization": 0.5, "block_size": 16, "dtype": "bf16"}
+    with pytest.raises(DoesNotFitError, match="Tensor parallelism 4 would fit") as raised:
+        plan_memory(model, gpu, Parallelism(), reserve_bytes=reserve, **given)
+    missing = weights[1] - weights[4] - 1
+    assert size(missing) in str(raised.value)
+    with pytest.raises(DoesNotFitError, match="Tensor parallelism 8 would fit"):
+        plan_memory(model, gpu, Parallelism(), reserve_bytes=reserve + 1, **given)
 
 
 @pytest.mark.parametrize(

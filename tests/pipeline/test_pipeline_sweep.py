@@ -57,6 +57,15 @@ def test_a_sweep_is_its_single_runs() -> None:
             assert done.totals[row, column] == simulate(Study(**single.model_dump()), record=False).total_time
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(24, [2, 1]), (23, [1, 1, 1]), (1, [1, 1, 1]), (100, [3])])
+def test_configurations_go_to_workers_in_chunks(most: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has 12 runs, one for every cell of this grid; a chunk has as many as fit, but one at least."""
+    told: list[float] = []
+    monkeypatch.setattr(sweeps, "RUNS_PER_CHUNK", most)
+    sweep(SweepConfig(n=(2, 3, 4)), step=0.5, jobs=1, progress=told.append)
+    assert told == [12 * size for size in sizes]
+
+
 def test_ranges_include_both_ends() -> None:
     given = {"prop_len": {"start": 0.1, "stop": 0.7, "step": 0.2}, "n": {"start": 2, "stop": 4, "step": 1}}
     studies = config.build(SweepConfig, given).studies()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.jit import borrow, jit
-from gnomon.serving.routers.learned import score
+from gnomon.serving.routers.learned import _temperature, choose, score
 from gnomon.serving.routers.observation import FEATURES, GATEWAY_VS, NUM_FEATURES, SCHEMA_HASH, observe
 from gnomon.serving.routers.policy_file import CLIP, Policy, load_policy, packed, save_policy, shapes, shipped_policy
 from gnomon.serving.run.compilation import _example
@@ -27,7 +28,7 @@ def random_policy(path: Path, seed: int = 0, hidden: int = 16, lengths: str = "n
     return save_policy(path, arrays, mean, std, lengths, {"command": "test", "seed": seed})
 
 
-def plain_scores(policy: Policy, rows: Any) -> Any:
+def plain_scores(policy: Policy, rows: Any, memory: Any = None) -> Any:
     """The network in NumPy, as `policy_file` describes it."""
 
     def linear(layer: str, x: Any) -> Any:
@@ -36,8 +37,20 @@ def plain_scores(policy: Policy, rows: Any) -> Any:
     x = np.clip((rows - policy.mean) / policy.std, -CLIP, CLIP)
     h = np.maximum(linear("phi1", np.maximum(linear("phi0", x), 0)), 0)
     context = np.concatenate([h.mean(axis=0), h.max(axis=0)])
+    if policy.recurrent:
+        memory[:] = gated(policy, context, memory)
+        context = np.concatenate([context, memory])
     every = np.concatenate([h, np.repeat(context[None], len(h), axis=0)], axis=1)
     return linear("rho1", np.maximum(linear("rho0", every), 0))[:, 0] - 20 * rows[:, GATEWAY_VS]
+
+
+def gated(policy: Policy, x: Any, memory: Any) -> Any:
+    """A gated recurrent unit: reset, kept and new (Cho et al. 2014, as PyTorch arranges it)."""
+    sides = [(policy.arrays[f"gru.weight_{side}"].astype(np.float64), policy.arrays[f"gru.bias_{side}"])
+             for side in ("ih", "hh")]  # fmt: skip
+    of_input, of_memory = (np.split(w @ given + b, 3) for (w, b), given in zip(sides, (x, memory), strict=True))
+    reset, kept = (1 / (1 + np.exp(-of_input[i] - of_memory[i])) for i in (0, 1))
+    return (1 - kept) * np.tanh(of_input[2] + reset * of_memory[2]) + kept * memory
 
 
 @jit
@@ -74,6 +87,36 @@ def test_a_network_that_adds_nothing_is_the_rule(tmp_path: Path) -> None:
         done = run(scenario(pools=pools, router=router, workload={"rate": 60.0, "num_requests": 400}))
         sent.append(done.cluster.requests.replica.tolist())
     assert sent[0] == sent[1]
+
+
+def test_a_recurrent_network_is_the_one_in_the_file(tmp_path: Path) -> None:
+    policy = load_policy(random_policy(tmp_path / "p.npz", hidden=5, recurrent=True))
+    numbers, memory, random = packed(policy), np.zeros(5), np.random.default_rng(2)
+    for _ in range(3):
+        rows, out = random.standard_normal((4, NUM_FEATURES)), np.zeros(4)
+        compiled_scores(numbers, rows.copy(), out)
+        np.testing.assert_allclose(out, plain_scores(policy, rows, memory), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(numbers[-5:], memory, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "draw", "chosen"),
+    [(0.0, 0.0, 1), (1.0, 0.19, 0), (1.0, 0.21, 1), (1.0, 0.79, 1), (1.0, 0.81, 2), (0.5, 0.08, 0), (0.5, 0.1, 1)],
+)
+def test_scores_are_drawn_by_their_exponentials(temperature: float, draw: float, chosen: int) -> None:
+    """1 to 3 to 1 at a temperature of 1, so fifths; 1 to 9 to 1 at a half. The first of two equal ones at 0."""
+    scores = np.log([1.0, 3.0, 1.0])
+    assert choose(scores, 3, temperature, draw) == chosen
+    assert choose(np.zeros(3), 3, 0.0, 0.9) == 0
+
+
+def test_temperatures_fall_with_the_share_of_places_that_are_taken() -> None:
+    """Two of seven places and one more."""
+    replicas = np.rec.array(np.array([(1, 3), (1, 4)], [("num_outstanding", int), ("max_running", int)]))
+    fleet: Any = SimpleNamespace(parameters=(0.5, 2.0), cluster=SimpleNamespace(replicas=replicas))
+    assert _temperature(fleet) == pytest.approx(2.0 - 1.5 * 2 / 8)
+    fleet.parameters = (0.5, 0.5)
+    assert _temperature(fleet) == 0.5
 
 
 def test_a_recurrent_network_remembers_as_pytorchs_does(tmp_path: Path) -> None:

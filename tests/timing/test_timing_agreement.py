@@ -17,7 +17,7 @@ from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.timing import Batch, Context, Timer, TimingConfig
 from gnomon.timing.agreement import Estimate, estimate, in_words
-from gnomon.timing.breakdown import expected_error, server_error
+from gnomon.timing.breakdown import OperatorTime, expected_error, server_error, total
 from gnomon.timing.source_registry import SOURCES
 from gnomon.timing.sources import auto
 from gnomon.timing.sources.auto import sources_at_hand
@@ -143,3 +143,13 @@ def test_words_name_both():
     assert in_words(Estimate("silicon", 1.0, 0.05), Estimate("roofline", 1.5, 0.1)).startswith(
         "roofline has these iterations take 1.50 times as long as silicon; what their kernels were found"
     )
+
+
+def test_a_whole_iteration_is_the_sum_of_its_operators() -> None:
+    """Bytes on the network are none of memory's; the peak's share is weighted by time; the longest says what limits."""
+    rows = [
+        OperatorTime("a", 2, 3.0, 12.0, 8.0, 0.5, "compute"),
+        OperatorTime("b", 1, 1.0, 2.0, 16.0, 0.1, "memory"),
+        OperatorTime("c", 4, 2.0, 0.0, 64.0, 0.0, "network"),
+    ]
+    assert total(rows) == OperatorTime("total", 7, 6.0, 14.0, 24.0, pytest.approx(1.6 / 6.0), "compute")  # type: ignore[arg-type]

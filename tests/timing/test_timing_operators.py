@@ -17,6 +17,7 @@ from gnomon.timing.operators import (
     Gemm,
     Operator,
     Prefill,
+    SamplerConfig,
     mixed_attention,
     stage_operators,
 )
@@ -86,6 +87,23 @@ def test_stages_hand_over_and_only_the_ends_embed_and_sample() -> None:
     first, last = ({one.name for one in stage_operators(model, cut, stage)} for stage in (0, 1))
     assert {"embedding", "send_recv"} <= first - last
     assert {"lm_head", "sampler", "final_norm"} <= last - first
+
+
+def test_how_a_stage_ends() -> None:
+    """128,256 words over two ranks, 4,096 wide, in two bytes; 12 and 16 bytes a word to count and to choose."""
+    model, cut = catalog.model("llama-3-8b"), catalog.Parallelism(pipeline_parallel=2, tensor_parallel=2)
+    kept = SamplerConfig(penalties="kept")
+    norm, head, gather, penalties, sampler = stage_operators(model, cut, 1, sampler=kept)[-5:]
+    assert [one.count for one in (norm, head, gather, penalties, sampler)] == [1] * 5
+    assert head.work == Gemm(64_128, 4096)
+    assert isinstance(gather.work, Communication) and gather.work.bytes_each == 64_128 * 2
+    assert gather.work.group == Group(range(2, 4), 1)
+    rows = np.array([3.0])
+    assert [one.bytes(rows)[0] for one in (penalties, sampler)] == [3 * 12 * 128_256, 3 * 16 * 128_256]
+    drawn = stage_operators(model, cut, 1, sampler=SamplerConfig(is_random=True, logprobs=True))
+    assert [one.name for one in drawn[-2:]] == ["sampler", "logprobs"]
+    send = stage_operators(model, cut, 0)[-1]
+    assert isinstance(send.work, Communication) and (send.count, send.work.bytes_each) == (1, 4096 * 2)
 
 
 def test_parallel_attention_has_one_norm_and_one_all_reduce() -> None:
