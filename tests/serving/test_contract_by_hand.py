@@ -28,6 +28,10 @@ def formed() -> Cluster:
     return cluster
 
 
+ALL = 10_000
+"""As many as there are places."""
+
+
 @plain
 @pytest.mark.parametrize(
     ("changes", "fault", "request_id"),
@@ -38,6 +42,11 @@ def formed() -> Cluster:
         ({"batch_tokens": (1, 2)}, contract.WRONG_TOKENS, 2),
         ({"batch_tokens": (1, 2), "num_speculative": 1, "blocks": (2, 3)}, 0, None),
         ({"batch_tokens": (1, 3), "num_speculative": 1, "blocks": (2, 3)}, contract.WRONG_TOKENS, 2),
+        (
+            {"batch_tokens": (0, 1), "processed": (1, 20), "blocks": (1, 3)},
+            contract.WRONG_TOKENS,
+            1,
+        ),  # all of it is there
         # Blocks of 16: 4 + 16 tokens take two; so do the 31 of a decode that are there, and its next.
         ({"blocks": (1, 1)}, contract.NO_BLOCKS, 1),
         ({"batch_tokens": (0, 12), "blocks": (1, 1)}, 0, None),
@@ -70,6 +79,14 @@ def formed() -> Cluster:
         ({"batch": (0, 5), "in_step": 1, "num_grouped": 1, "num_outstanding": 5}, 0, None),
         ({"running": (0, -1)}, contract.OVERWRITTEN, NONE),
         ({"running": (1, 5)}, contract.OVERWRITTEN, NONE),
+        # The first request, none at all and as many as there are places are in reach: other rules hold there.
+        ({"batch": (0, 0)}, contract.NO_BLOCKS, 0),
+        ({"running": (0, 0)}, contract.NOT_TAKEN_OUT, 0),
+        ({"batch_size": 0, "num_outstanding": 3}, 0, None),
+        ({"num_running": 0, "num_outstanding": 3}, 0, None),
+        ({"batch_size": ALL}, contract.NOT_COUNTED, NONE),
+        ({"num_running": ALL}, contract.NOT_TAKEN_OUT, 0),
+        ({"num_grouped": ALL}, contract.NOT_COUNTED, NONE),
     ],
 )
 def test_helper_stops_at_the_first_rule_that_is_broken(
@@ -78,6 +95,8 @@ def test_helper_stops_at_the_first_rule_that_is_broken(
     cluster = formed()
     state = cluster.replicas[1]
     cluster.flights.num_requests[1, :] = 4
+    places = {"batch_size": cluster.flight_requests.shape[2], "num_running": cluster.running.shape[1],
+              "num_grouped": cluster.grouped.shape[1]}  # fmt: skip
     for name, value in changes.items():
         match name:
             case "batch_tokens":
@@ -91,7 +110,7 @@ def test_helper_stops_at_the_first_rule_that_is_broken(
             case "processed" | "status":
                 cluster.requests[name][value[0]] = value[1]
             case _:
-                state[name] = value
+                state[name] = places[name] if value == ALL else value
     contract.check_batch(cluster, 1)
     assert cluster.control[FAULT] == fault
     assert cluster.control[BUDGET] == (0 if fault else 7)
