@@ -18,7 +18,7 @@ from gnomon.core.parallel import Outcome
 from gnomon.report.search.text import best_by_device, best_words
 from gnomon.report.serving.capacity import rows
 from gnomon.search import capacity as capacities
-from gnomon.search import load_curve
+from gnomon.search import load_curve, users
 from gnomon.search import load_curve as headroom
 from gnomon.search import study as answers
 from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, refine
@@ -809,3 +809,50 @@ def test_ties_are_those_that_the_intervals_cannot_tell_from_the_winner() -> None
 def test_every_engine_leads_the_first_round() -> None:
     queue = [Candidate((("engine.name", name), ("x", x))) for name, x in (("v", 1), ("v", 2), ("s", 1), ("v", 3))]
     assert [one.label for one in answers._engines_first(queue)] == ["v 1", "s 1", "v 2", "v 3"]
+
+
+@pytest.mark.parametrize(
+    ("serves", "most", "tried", "answer"),
+    [
+        (11, 65_536, [1, 2, 4, 8, 16, 12, 10, 11], (11, 176 / 8, "12 are too many")),
+        (99, 8, [1, 2, 4, 8], (8, 128 / 8, "more than 8 were not tried")),
+        (0, 8, [1], (0, 0.0, "1 are too many")),
+        (120, 65_536, [1, 2, 4, 8, 16, 32, 64, 128, 96, 112, 120, 124, 122], (120, 1920 / 8, "122 are too many")),
+    ],
+)
+def test_users_are_doubled_and_then_bisected(
+    serves: int, most: int, tried: list[int], answer: tuple[int, float, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a fiftieth. 16 requests of each user, 20 at least, end after 8 s and take 2 each: users begin within 2 s."""
+    asked, progress, starts = [], [], []
+
+    def ran(setup: Scenario, requests: Any) -> Any:
+        asked.append(requests.concurrency)
+        starts.append(requests.arrival_s)
+        assert len(requests) == max(20, 16 * requests.concurrency)
+        ends = np.full(len(requests), 8.0)
+        q = SimpleNamespace(arrival_s=ends - 2.0, finished_s=ends)
+        return SimpleNamespace(cluster=SimpleNamespace(requests=Sized(q, len(requests))))
+
+    def judged(done: Any, targets: SloTargets) -> Any:
+        return SimpleNamespace(met=asked[-1] <= serves, miss=f"{asked[-1]} are too many")
+
+    for name, value in {"run": ran, "judge": judged, "REQUESTS": 20, "MOST_USERS": most}.items():
+        monkeypatch.setattr(users, name, value)
+    found = users.most_users(scenario(), SloTargets(), lambda *now: progress.append(now))
+    assert (found, asked) == (answer, tried)
+    assert progress == [(number, 30) for number in range(1, len(tried) + 1)]
+    assert [starts[0][:2].tolist(), starts[-1][asked[-1] :].min()] == [[0.0, np.inf], np.inf]
+    if len(tried) > 1:
+        assert starts[1][:3].tolist() == [0.0, 1.0, np.inf], "two users, half of 2 s apart"
+
+
+class Sized:
+    """Fields of an array of records, and how many there are."""
+
+    def __init__(self, fields: Any, count: int) -> None:
+        self.__dict__.update(vars(fields))
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
