@@ -191,15 +191,17 @@ def test_slo_planner_goes_down_when_fewer_were_wanted_for_as_long_as_a_start_tak
 
 def test_the_margin_is_what_forecasts_missed_by() -> None:
     """Always 4 forecast, and 5 come in the last three of twelve decisions (30 s, a start and an interval): a quarter
-    more in the mean of three. Until six errors are known it is a tenth."""
-    memory: dict[str, Any] = {"forecasts": [(100.0 + 10.0 * i, 4.0) for i in range(20)]}
+    more in the mean of three. Until six errors are known it is a tenth. (7 came, as was forecast, before.)"""
+    memory: dict[str, Any] = {
+        "forecasts": [(100.0 + 10.0 * i, 4.0) for i in range(20)], "errors": [(99.0, 0.0, 7.0)],
+    }  # fmt: skip
     options = {"history": 1.0}
     asked = [
         answer("slo_planner", options, now_s=100.0 + 10.0 * i, arrival_rate=rate, memory=memory, max_replicas=99)
         for i, rate in enumerate([4.0] * 9 + [5.0] * 3)
     ]
-    assert asked[:6] == [3] * 6, "4 x 1.1 / 2"
-    assert asked[6:9] == [2, 2, 2], "no error, no margin"
+    assert asked[:5] == [3] * 5, "4 x 1.1 / 2"
+    assert asked[8] == 2, "no error, no margin"
     assert asked[-1] == 4, "5 x 1.25 / 2 = 3.1"
 
 
@@ -207,14 +209,23 @@ def test_the_margin_is_what_forecasts_missed_by() -> None:
 def test_the_margin_is_of_as_many_decisions_as_it_takes_until_one_helps(cold_start_s: float, count: int) -> None:
     """Every third time twice as much came as was forecast, and an interval is 10 s. Of single decisions the worst is
     all of that, of two a half, of three, six or seven a third or a bit more: 4 x 2, 6, 5.3, 5.3, 5.7 replicas."""
-    memory: dict[str, Any] = {"errors": [(99.0, error) for error in [0.0, 0.0, 1.0] * 4]}
+    memory: dict[str, Any] = {"errors": [(99.0, error, 8.0) for error in [0.0, 0.0, 1.0] * 4]}
     seen = {"arrival_rate": 4.0, "pool_rates": {1: 1.0}, "cold_start_s": cold_start_s, "memory": memory}
+    assert answer("slo_planner", {"goal": 1.0}, **seen) == count
+
+
+@pytest.mark.parametrize(("most", "count"), [(2.0, 5), (4.0, 5), (6.0, 7), (9.0, 8)])
+def test_the_margin_is_for_hardly_more_than_the_most_that_came(most: float, count: int) -> None:
+    """Twice as much came as was forecast, six times, and now 4 are: 8 replicas, but at most a tenth more than for the
+    most of the last hour, or for what is forecast where that is more."""
+    memory: dict[str, Any] = {"errors": [(99.0, 1.0, most)] * 6}
+    seen = {"arrival_rate": 4.0, "pool_rates": {1: 1.0}, "memory": memory}
     assert answer("slo_planner", {"goal": 1.0}, **seen) == count
 
 
 @pytest.mark.parametrize("goal", [-1.0, 0.0, 1.0, 7.0])
 def test_a_goal_beyond_all_requests_is_all_of_them(goal: float) -> None:
-    memory: dict[str, Any] = {"errors": [(99.0, 0.1 * i) for i in range(6)]}
+    memory: dict[str, Any] = {"errors": [(99.0, 0.1 * i, 12.0) for i in range(6)]}
     assert answer("slo_planner", {"goal": goal}, arrival_rate=8.0, memory=memory) == (6 if goal >= 1.0 else 4)
 
 

@@ -2,8 +2,8 @@
 
 What pools serve within the SLO is measured beforehand. The load is forecast to when a replica that is asked for at the
 next decision would be ready, by the longest straight line through the last intervals that noise alone explains.
-Its own errors are the margin: by how much more came than was forecast. What was measured is corrected by how the SLO
-was met of late.
+Its own errors are the margin: by how much more came than was forecast, but hardly more than the most that came. What
+was measured is corrected by how the SLO was met of late.
 """
 
 import math
@@ -86,18 +86,20 @@ def _variance(rates: Floats, interval_s: float) -> float:
 
 def _margin(view: View, expected: float, ahead_s: float) -> float:
     """By how much more than forecast came, in the mean of as many decisions as it takes until one helps, in all but the
-    worst of the last hour; as the options say until that is known."""
+    worst of the last hour; as the options say until that is known, and beside the most that came meanwhile."""
     memory, since_s = view.memory, view.now_s - view.options["errors_s"]
     memory["forecasts"] = [*memory.get("forecasts", []), (view.now_s + ahead_s, expected)]
     due = [rate for at_s, rate in memory["forecasts"] if at_s <= view.now_s]
     memory["forecasts"] = memory["forecasts"][len(due) :]
     if due and due[-1] > 0:
-        error = (view.now_s, view.arrival_rate / due[-1] - 1.0)
+        error = (view.now_s, view.arrival_rate / due[-1] - 1.0, view.arrival_rate)
         memory["errors"] = [one for one in [*memory.get("errors", []), error] if one[0] > since_s]
-    errors = np.array([one for _, one in memory.get("errors", [])])
+    errors = np.array([one for _, one, _ in memory.get("errors", [])])
     if len(errors) < 6:
         return view.options["margin"]
     together = min(max(1, round(ahead_s / view.interval_s)), len(errors))
     first = [errors[:count].mean() for count in range(1, together)]
     means = np.concatenate([first, sliding_window_view(errors, together).mean(axis=1)])
-    return max(0.0, float(np.quantile(means, np.clip(view.options["goal"], 0.0, 1.0))))
+    missed_by = max(0.0, float(np.quantile(means, np.clip(view.options["goal"], 0.0, 1.0))))
+    most = max(rate for _, _, rate in memory["errors"])
+    return min(missed_by, max(1.0, most / max(expected, 1e-9)) * (1.0 + view.options["margin"]) - 1.0)
