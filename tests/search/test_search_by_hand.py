@@ -26,7 +26,7 @@ from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig, SloTar
 from gnomon.search.evaluate import Record, Task, _first_met, bound_of, sequence, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
 from gnomon.search.results import ResultsFile
-from gnomon.search.slo import Gaps, Price, Verdict, _statistic, least_excess, price, rate_for, score, shown
+from gnomon.search.slo import Gaps, Price, Verdict, _statistic, least_excess, may_exceed, price, rate_for, score, shown
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import Found, _half_widths, _repeats, finished_search, front, latency_axes
 from gnomon.search.users import both_loops
@@ -686,6 +686,19 @@ def test_the_least_that_those_who_still_wait_will_have_waited() -> None:
     found = least_excess(requests, limits)
     assert (found.worst, found.excess, found.figures) == ("ttft_s p50", 1.5, {"e2e_s p50": 4.5})
     assert least_excess(requests, SloTargets()).met
+    assert least_excess(requests, limits, 1.4) == found
+    assert least_excess(requests, limits, 4.0).worst == "ttft_s max", "4 of 5 s; of the median nothing is said"
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000])
+@pytest.mark.parametrize("statistic", ["p50", "p90", "p99", "p99.9"])
+def test_a_percentile_above_a_limit_is_never_overlooked(size: int, statistic: str) -> None:
+    values = np.random.default_rng(size).permutation(np.arange(float(size)))
+    limits = np.arange(-1.0, size, 0.25)
+    percentile = _statistic(values, statistic)
+    found = [may_exceed(values, statistic, limit) for limit in limits]
+    assert all(one for one, limit in zip(found, limits, strict=True) if percentile > limit)
+    assert not any(one for one, limit in zip(found, limits, strict=True) if limit > percentile + 1.0)
 
 
 @pytest.mark.parametrize("policy", ["vllm_v1", "sarathi", "orca"])

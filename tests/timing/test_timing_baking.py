@@ -368,11 +368,11 @@ def test_replicas_of_other_limits_share_what_is_known(name: str) -> None:
     """To the last bit, and with the same words on what is not measured, whichever limits come first."""
     at = (catalog.model(name), catalog.device("h200"), catalog.Parallelism(tensor_parallel=2))
     limits = [(512, 64), (20_000, 256), (2048, 32)]
-    known: Known = {}
+    known = Known()
     for tokens, sequences in limits:
         sizes = {"max_tokens": tokens, "max_sequences": sequences, "max_kv_tokens": 8192}
         alone = iteration_tables(*at, **sizes)
         shared = iteration_tables(*at, **sizes, known=known)
         assert all(np.array_equal(a, b) for a, b in zip(alone.tables, shared.tables, strict=True))
         assert alone.notes == shared.notes
-    assert known["token"].shape[1] == 20_001
+    assert known.seconds["token"].shape[1] == 20_001

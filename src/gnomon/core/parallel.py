@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, MissingExtraError
-from gnomon.core.processes import default_jobs, die_with_parent, spin_no_threads
+from gnomon.core.processes import default_jobs, die_with_parent, keep_freed_memory, spin_no_threads
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
@@ -108,6 +108,11 @@ def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
         end()
 
 
+def _begin() -> None:
+    end_with_parent()
+    keep_freed_memory()
+
+
 def _end_after(parent: Any, end: Callable[[], None]) -> None:
     parent.join()
     end()
@@ -122,7 +127,7 @@ class _Pool:
         self.start()
 
     def start(self) -> None:
-        self.executor = ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn"), initializer=end_with_parent)
+        self.executor = ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn"), initializer=_begin)
 
     def stop(self) -> None:
         for process in list((self.executor._processes or {}).values()):

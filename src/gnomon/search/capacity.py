@@ -223,7 +223,7 @@ class Prober:
         return verdict
 
     def _give_up_hopeless(self, rate: float, cluster: Cluster) -> None:
-        verdict = least_excess(cluster.requests, self.targets)
+        verdict = least_excess(cluster.requests, self.targets, HOPELESS)
         if verdict.excess > HOPELESS and rate * (verdict.figures["e2e_s p50"] or 0.0) >= IDLE:
             raise _GivenUp(verdict)
 

@@ -1,6 +1,7 @@
 """Any source into the dense tables that the compiled engine reads."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,12 +21,19 @@ from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Operator, Sampling, collective_waits, mixed_attention, num_kernels
 from gnomon.timing.operators.sampling import COPY_S
 from gnomon.timing.source_registry import SOURCES, traits_of
-from gnomon.timing.sources import Context, Source
+from gnomon.timing.sources import Context, Source, make_source
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 
-Known = dict[str, Floats]
-"""[stage, units]: seconds of a replica's operators by the axis that they follow, as far as they were ever asked for."""
+
+@dataclass
+class Known:
+    """What is known of replicas that differ in the limits of their iterations alone; it grows."""
+
+    seconds: dict[str, Floats] = field(default_factory=dict)
+    """[stage, units]: of operators by the axis that they follow, as far as they were ever asked for."""
+    replica: tuple[Context, list[list[Operator]], Floats, Floats] | None = None
+    """What it is, its operators by stage, the seconds of its host, and its work (`IterationTables.work`)."""
 
 
 @dataclass(frozen=True)
@@ -78,35 +86,51 @@ def iteration_tables(
         if value < 1:
             raise ConfigError(f"must be positive, not {value}.", where=name)
     parallelism.check(model)
-    work = _work(model, device, parallelism, config)
-    stages = range(parallelism.pipeline_parallel)
-    num_layers = [len(parallelism.layers_of_stage(model, stage)) for stage in stages]
     if SOURCES[config.source].gives_iterations:
+        host_s = _host_s(config.host, model, parallelism, config, [0] * parallelism.pipeline_parallel)
         tables = given_tables(
             config.table, parallelism.pipeline_parallel, max_tokens=max_tokens, max_sequences=max_sequences,
-            max_kv_tokens=max_kv_tokens,
-            host_s=(config.host or HostConfig()).of_stages(num_layers, [0 for _ in stages], _largest_graphs(config)),
-            work=work,
+            max_kv_tokens=max_kv_tokens, host_s=host_s, work=_work(model, device, parallelism, config),
         )  # fmt: skip
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
         return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [])
-    node = node or default_node(device)
-    timer = Timer(Context(model, device, node, parallelism, config), source=source)
-    oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode, {} if known is None else known)
-    host = config.host or getattr(timer.source, "host", None) or HostConfig()
-    how = (config.engine, config.expert_kernel, config.prompt_graphs)
-    launched = [num_kernels(timer.operators(stage), *how) for stage in stages]
-    waits = [collective_waits(timer.operators(stage)) for stage in stages]
-    hosts = host.of_stages(num_layers, launched, _largest_graphs(config), waits)
-    hosts[-1, :, 10:] = COPY_S * config.sampler.copied_tokens, _sampling_s(timer, stages[-1], max_sequences)
-    tables = oven.bake(hosts, work)
+    known = Known() if known is None else known
+    if known.replica is None:
+        context = Context(model, device, node or default_node(device), parallelism, config)
+        source = source or make_source(context)
+        known.replica = context, *_fixed(context, getattr(source, "host", None))
+    context, stages, host_s, work = known.replica
+    timer = Timer(context, source=source)
+    oven = _Oven(timer, stages, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode, known.seconds)
+    host_s = host_s.copy()
+    host_s[-1, :, 10:] = COPY_S * config.sampler.copied_tokens, _sampling_s(timer, stages[-1], max_sequences)
+    tables = oven.bake(host_s, work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
     return Baked(tables, timer.notes(), timer, typical)
 
 
-def _sampling_s(timer: Timer, last: int, sequences: int) -> float:
+def _fixed(context: Context, measured: HostConfig | None) -> tuple[list[list[Operator]], Floats, Floats]:
+    """Operators of every stage, seconds of the host, and work: what does not depend on limits."""
+    config, parallelism = context.config, context.parallelism
+    stages = [context.operators(stage) for stage in range(parallelism.pipeline_parallel)]
+    how = (config.engine, config.expert_kernel, config.prompt_graphs)
+    launched, waits = [num_kernels(one, *how) for one in stages], [collective_waits(one) for one in stages]
+    host_s = _host_s(config.host or measured, context.model, parallelism, config, launched, waits)
+    return stages, host_s, _work(context.model, context.device, parallelism, config)
+
+
+def _host_s(
+    host: HostConfig | None, model: Model, parallelism: Parallelism, config: TimingConfig, launched: list[int],
+    waits: Sequence[float] = (),
+) -> Floats:  # fmt: skip
+    stages = range(parallelism.pipeline_parallel)
+    num_layers = [len(parallelism.layers_of_stage(model, stage)) for stage in stages]
+    return (host or HostConfig()).of_stages(num_layers, launched, _largest_graphs(config), waits)
+
+
+def _sampling_s(timer: Timer, last: list[Operator], sequences: int) -> float:
     """Seconds on the GPU in which one of so many sequences chooses its token."""
-    steps = [one for one in timer.operators(last) if isinstance(one.work, Sampling)]
+    steps = [one for one in last if isinstance(one.work, Sampling)]
     return sum(float(timer.seconds(one, np.full(1, float(sequences)))[0]) for one in steps) / sequences
 
 
@@ -122,16 +146,16 @@ class _Oven:
     """Fills the tables; the seconds of one call are computed once and multiplied by each stage's count."""
 
     timer: Timer
+    stages: list[list[Operator]]
     max_tokens: int
     max_sequences: int
     max_kv_tokens: int
     tokens_per_decode: int
-    known: Known
+    known: dict[str, Floats]
     _calls: dict[tuple[str, object, str], Floats] = field(default_factory=dict)
 
     def bake(self, host_s: Floats, work: Floats) -> IterationTables:
-        parallelism = self.timer.context.parallelism
-        stages = [self.timer.operators(stage) for stage in range(parallelism.pipeline_parallel)]
+        parallelism, stages = self.timer.context.parallelism, self.stages
         self.chunk_axis, self.kv_axis = geometric_axis(self.max_tokens), geometric_axis(self.max_kv_tokens)
         self.decodes_axis = geometric_axis(self.max_sequences)
         group_tokens = self.max_tokens * parallelism.data_parallel
@@ -168,11 +192,12 @@ class _Oven:
     def _stack(self, stages: list[list[Operator]], axis: str, maximum: int) -> Floats:
         """[stage, 0..maximum] of the operators on one axis; an empty iteration takes no time."""
         known = self.known.get(axis, np.zeros((len(stages), 1)))
-        # At least the largest size is asked for: the timer notes what is not measured.
-        first = min(known.shape[1], maximum)
-        new = self._sum(stages, axis, np.arange(float(first), maximum + 1.0))
         if known.shape[1] <= maximum:
+            new = self._sum(stages, axis, np.arange(float(known.shape[1]), maximum + 1.0))
             known = self.known[axis] = np.concatenate([known, new], axis=1)
+        else:
+            for one in (one for operators in stages for one in operators if axis_of(one) == axis):
+                self.timer.note(one, maximum * message_bytes(one))
         return np.ascontiguousarray(known[:, : maximum + 1])
 
     def _sum(self, stages: list[list[Operator]], axis: str, at: Floats) -> Floats:

@@ -86,10 +86,8 @@ class Timer:
         return padding_s(work, sizes[0], config.expert_rows, gpu) + converted if config.expert_rows else 0.0
 
     def _at_full_clock(self, operator: Operator, *sizes: Floats) -> Floats:
-        measured = self._measured(operator)
+        measured = self.note(operator, *(size.max() for size in sizes))
         if measured is None:
-            if not operator.is_fused and not isinstance(operator.work, Sampling):
-                self.fallbacks[operator.name] = None
             return self.context.config.scale * self.roofline.seconds(operator, *sizes)
         if all(size.min() >= low and size.max() <= high for size, (low, high) in zip(sizes, measured, strict=True)):
             return self.context.config.scale * self.source.seconds(operator, *sizes)
@@ -100,9 +98,17 @@ class Timer:
             at_edge = _each_once(self.roofline, operator, [size[is_outside] for size in inside], measured)
             there = self.roofline.seconds(operator, *(size[is_outside] for size in sizes))
             seconds[is_outside] *= np.where(at_edge > 0, there / np.maximum(at_edge, 1e-12), 1.0)
-            if any(size.max() > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(sizes, measured, strict=True)):
-                self.beyond[operator.name] = _limits(operator, measured)
         return self.context.config.scale * seconds
+
+    def note(self, operator: Operator, *largest: float) -> Range | None:
+        """Remember what is to be said of sizes up to these; gives the range that is measured."""
+        measured = self._measured(operator)
+        if measured is None:
+            if not operator.is_fused and not isinstance(operator.work, Sampling):
+                self.fallbacks[operator.name] = None
+        elif any(size > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(largest, measured, strict=True)):
+            self.beyond[operator.name] = _limits(operator, measured)
+        return measured
 
     def _measured(self, operator: Operator) -> Range | None:
         """What the source covers of an operator; choosing tokens has measurements of its own."""

@@ -220,8 +220,8 @@ def _source(place: _Place) -> timing.Source:
 
 @lru_cache(maxsize=32)
 def _known(place: _Place) -> timing.Known:
-    """What the operators of a place are known to take: replicas that differ in their limits share it."""
-    return {}
+    """What is known of a place: replicas that differ in their limits share it."""
+    return timing.Known()
 
 
 @lru_cache(maxsize=128)
