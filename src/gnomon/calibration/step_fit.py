@@ -380,14 +380,11 @@ def jacobian(fit: Fit, steps: Steps, kernels: Kernels, pace: Floats, names: Sequ
         mine, phase = pace * (phase_of == index), fit.phases[index]
         beyond = np.maximum(0.0, steps.sequences - phase.full_sequences)
         grown = {
-            "constant": mine,
-            "per_sequence": mine * (steps.sequences - (1.0 - phase.further_share) * beyond),
-            "further_share": mine * phase.per_sequence * beyond,
-            "per_token": mine * steps.tokens,
-            "launch": mine * waits,
-            "clock": -fit.scale * kernels.compute / fit.clock**2 * ~waits,
+            "constant": mine, "per_sequence": mine * (steps.sequences - (1.0 - phase.further_share) * beyond),
+            "further_share": mine * phase.per_sequence * beyond, "per_token": mine * steps.tokens,
+            "launch": mine * waits, "clock": -fit.scale * kernels.compute / fit.clock**2 * ~waits,
             "scale": gpu / fit.scale * ~waits,
-        }
+        }  # fmt: skip
         columns.append(grown[name])
     return np.stack(columns, 1)
 

@@ -71,13 +71,10 @@ def _attention(model: catalog.Model) -> str:
 def _scheme(name: str) -> Row:
     scheme = catalog.scheme(name)
     return {
-        "dtype": name,
-        "attention": scheme["attention"].name,
-        "dense MLP": scheme["dense_mlp"].name,
+        "dtype": name, "attention": scheme["attention"].name, "dense MLP": scheme["dense_mlp"].name,
         "routed experts": scheme["routed_experts"].name,
-        "bytes": f"{scheme['routed_experts'].bytes_per_weight:.3f}",
-        "source": catalog.scheme_source(name),
-    }
+        "bytes": f"{scheme['routed_experts'].bytes_per_weight:.3f}", "source": catalog.scheme_source(name),
+    }  # fmt: skip
 
 
 def _scheme_data(name: str) -> Row:

@@ -24,15 +24,12 @@ def write_page(
     named = "".join(f"<a href='{escape(file)}'>{escape(words)}</a>" for file, words in (links or {}).items())
     folded = f"<details><summary>Scenario</summary><pre tabindex=0>{escape(scenario)}</pre></details>"
     parts = {
-        "@TITLE@": escape(title),
-        "@LEDE@": escape(lede),
+        "@TITLE@": escape(title), "@LEDE@": escape(lede),
         "@LINKS@": f"<nav aria-label=Files>{named}</nav>" if named else "",
-        "@BODY@": html_of(boxed(blocks)) + (folded if scenario else ""),
-        "@VERSION@": __version__,
-        "@LOOK@": shared("look.css"),
-        "@SCRIPT@": shared("tools.js") + shared("page.js"),
+        "@BODY@": html_of(boxed(blocks)) + (folded if scenario else ""), "@VERSION@": __version__,
+        "@LOOK@": shared("look.css"), "@SCRIPT@": shared("tools.js") + shared("page.js"),
         "@DATA@": json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
-    }
+    }  # fmt: skip
     text = shared("page.html")
     for mark, content in parts.items():
         text = text.replace(mark, content)

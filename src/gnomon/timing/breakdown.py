@@ -138,12 +138,9 @@ def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...
 
 def _rows(timer: Timer, operator: Operator, batch: Batch) -> int:
     rows = {
-        "token": batch.tokens,
-        "shared": batch.tokens * timer.context.parallelism.data_parallel,
-        "prompt_token": batch.prefill,
-        "decode": batch.decode,
-        "sequence": batch.sequences,
-    }
+        "token": batch.tokens, "shared": batch.tokens * timer.context.parallelism.data_parallel,
+        "prompt_token": batch.prefill, "decode": batch.decode, "sequence": batch.sequences,
+    }  # fmt: skip
     return rows[axis_of(operator)]
 
 

@@ -55,12 +55,9 @@ def register_shell(app: Dash, pages: list[Page]) -> None:
     by_path = {page.path: page for page in pages}
 
     @callback(
-        app,
-        Output("content", "children"),
-        *(Output(f"nav-{page.name}", "className") for page in pages),
-        Input("address", "pathname"),
-        Input("address", "search"),
-    )
+        app, Output("content", "children"), *(Output(f"nav-{page.name}", "className") for page in pages),
+        Input("address", "pathname"), Input("address", "search"),
+    )  # fmt: skip
     def show(path: str | None, query: str | None) -> tuple[Component, ...]:
         path = (path or "/").rstrip("/")
         chosen = pages[0] if not path else by_path.get(path)

@@ -45,14 +45,12 @@ def _configuration(
 ) -> Posttrain:
     chosen = DATA["models"][size]
     data: dict[str, Any] = {
-        "cluster": {"num_nodes": num_gpus // 8, **cluster},
-        "model": chosen["model"],
+        "cluster": {"num_nodes": num_gpus // 8, **cluster}, "model": chosen["model"],
         "algorithm": {"rollout_batch_size": 512, "group_size": 16, "n_minibatches": 4},
         "rollout": {"tensor_parallel": chosen["rollout"], "max_running_requests": MAX_RUNNING},
-        "actor": {"tensor_parallel": chosen["trainer"]},
-        "inference": {"tensor_parallel": chosen["trainer"]},
+        "actor": {"tensor_parallel": chosen["trainer"]}, "inference": {"tensor_parallel": chosen["trainer"]},
         "lengths": {"mean": mean_tokens - PROMPT_MEAN, "prompt_mean": PROMPT_MEAN},
-    }
+    }  # fmt: skip
     return build(Posttrain, _merged(data, more))
 
 

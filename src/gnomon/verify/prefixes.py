@@ -119,12 +119,10 @@ def in_stages(requests: Requests, stages: Sequence[tuple[float, float]]) -> Requ
         first += count
     waits_for = np.array([len(one) for one in parents])
     return replace(
-        requests,
-        arrival_s=np.where(waits_for == 0, think_s, np.inf),
-        think_s=think_s,
+        requests, arrival_s=np.where(waits_for == 0, think_s, np.inf), think_s=think_s,
         parent_offsets=np.concatenate(([0], np.cumsum(waits_for))),
         parents=np.array([parent for one in parents for parent in one], np.int64),
-    )
+    )  # fmt: skip
 
 
 def route(name: str, stages: Sequence[tuple[float, float]] = STAGES) -> tuple[float, float]:

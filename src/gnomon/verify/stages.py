@@ -75,12 +75,10 @@ def _stage(row: dict[str, str], _: str) -> Stage:
 
 def settings_of(stage: Stage) -> dict[str, Any]:
     return {
-        "model": stage.model,
-        "device": "h100",
-        "engine": {"name": "vllm", "version": "0.15.0"},
+        "model": stage.model, "device": "h100", "engine": {"name": "vllm", "version": "0.15.0"},
         "replica": {"tensor_parallel": stage.degree},
         "batching": {"max_batch_tokens": 2048, "max_sequences": 128, "overlap": True},
-    }
+    }  # fmt: skip
 
 
 def requests_of(stage: Stage) -> Requests:

@@ -364,12 +364,9 @@ def findings(scored: Sequence[Scored]) -> Findings:
         reasons = sorted({one.problem for one in missing})
         blocks.append(Line(f"{len(missing)} rows are not predicted: {'; '.join(reasons)}", "note"))
     data = {
-        "figures": table,
-        "groups": groups,
-        "rows": rows,
-        "constants": constants(),
+        "figures": table, "groups": groups, "rows": rows, "constants": constants(),
         "not_predicted": [{"row": one.row.name, "reason": one.problem} for one in missing],
-    }
+    }  # fmt: skip
     return Findings(scored, rows, data, blocks, [one.name for one in found if not one.passed])
 
 

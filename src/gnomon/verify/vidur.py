@@ -122,13 +122,11 @@ def scenario_of(recorded: RecordedRun) -> Scenario:
         what = f"unknown router {router!r}."
         raise DataError(what, where=str(recorded.folder / "run.json"), fix=f"Known: {', '.join(_ROUTERS)}.")
     batching = {
-        "policy": scheduler["name"],
-        "max_sequences": scheduler["batch_size_cap"],
-        "block_size": scheduler["block_size"],
-        "watermark": scheduler.get("watermark_blocks_fraction"),
+        "policy": scheduler["name"], "max_sequences": scheduler["batch_size_cap"],
+        "block_size": scheduler["block_size"], "watermark": scheduler.get("watermark_blocks_fraction"),
         "max_batch_tokens": scheduler.get("chunk_size") or scheduler.get("max_tokens_in_batch"),
         "options": {"max_waiting_iterations": iterations} if (iterations := scheduler.get("max_waiting_iters")) else {},
-    }
+    }  # fmt: skip
     blocks = setup.get("num_kv_blocks") or scheduler.get("num_blocks")
     replica = {
         "tensor_parallel": setup["tensor_parallel"], "pipeline_parallel": setup["pipeline_parallel"],

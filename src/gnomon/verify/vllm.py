@@ -442,8 +442,6 @@ def _simulated(one: Any, at: Floats) -> list[tuple[str, str, Floats]]:
     tokens = np.diff(decoded + started, prepend=0.0) / np.diff(at, prepend=0.0)
     share = 100.0 * blocks / float(run.cluster.replicas.num_blocks.sum())
     return [
-        ("Requests in the batch", "running", running),
-        ("Requests waiting", "waiting", waiting),
-        ("Output tokens per second", "gen_throughput", tokens),
-        ("KV blocks in use, %", "kv_cache_pct", share),
-    ]
+        ("Requests in the batch", "running", running), ("Requests waiting", "waiting", waiting),
+        ("Output tokens per second", "gen_throughput", tokens), ("KV blocks in use, %", "kv_cache_pct", share),
+    ]  # fmt: skip

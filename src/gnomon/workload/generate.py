@@ -124,11 +124,9 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests |
             return replace(requests, user_class=stage, classes=classes)
         case arrival.ClosedLoop():
             return replace(
-                requests,
-                arrival_s=first_wave(count, arrivals.concurrency, requests.num_warmup),
-                concurrency=arrivals.concurrency,
-                think_s=arrivals.pauses(count, seed),
-            )
+                requests, arrival_s=first_wave(count, arrivals.concurrency, requests.num_warmup),
+                concurrency=arrivals.concurrency, think_s=arrivals.pauses(count, seed),
+            )  # fmt: skip
         case arrival.Recorded():
             assert trace is not None and config.trace is not None
             return _with_recorded_arrivals(requests, trace, config.rate, config.trace.file)

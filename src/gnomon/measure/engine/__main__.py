@@ -75,11 +75,8 @@ def _one(runner: Runner, folder: Path, work: load.Workload, facts: dict[str, Any
         "engine": {**asdict(runner.config), "num_kv_blocks": runner.num_blocks, "capture_sizes": sizes},
         "device_name": torch.cuda.get_device_name(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
-        "duration_s": options.duration_s,
-        "seed": options.seed,
-        **facts,
-        "clocks": clocks.summary(),
-    }
+        "duration_s": options.duration_s, "seed": options.seed, **facts, "clocks": clocks.summary(),
+    }  # fmt: skip
     record.save(served, folder, about)
     figures = record.summary(served)
     print(

@@ -122,12 +122,9 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
     if links:
         blocks.append(Table(links[:8], "If one link were twice as fast"))
     data = {
-        "sentences": sentences,
-        "total_time": run.total_time,
-        "critical_path": path,
-        "idle": causes,
+        "sentences": sentences, "total_time": run.total_time, "critical_path": path, "idle": causes,
         "faster_links": [asdict(one) for one in what_if],
-    }
+    }  # fmt: skip
     return rows, data, blocks
 
 

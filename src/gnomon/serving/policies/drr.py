@@ -42,13 +42,10 @@ def _next_class(replica: Replica) -> int:
 
 
 @batching_policy(
-    "drr",
-    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
-    max_batch_tokens_of="iteration",
-    speculates=True,
-    options={"quantum": 2048.0, "prompt_price": 1.0, "output_price": 2.0, "reserve_full_prompt": 1.0},
-    memory=1,
-)
+    "drr", defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="iteration", speculates=True,
+    options={"quantum": 2048.0, "prompt_price": 1.0, "output_price": 2.0, "reserve_full_prompt": 1.0}, memory=1,
+)  # fmt: skip
 def drr(replica: Replica) -> None:
     """Running requests first; then waiting ones, class by class in turn, while the class has credit."""
     state, prices = replica.state, replica.parameters

@@ -28,12 +28,9 @@ def draw_live(
     }
 
     @callback(
-        app,
-        output={**outputs, "messages": page.messages()},
-        inputs={"raw": inputs or page.inputs()},
-        state={"view": page.state("opened", "data")},
-        prevent_initial_call="initial_duplicate",
-    )
+        app, output={**outputs, "messages": page.messages()}, inputs={"raw": inputs or page.inputs()},
+        state={"view": page.state("opened", "data")}, prevent_initial_call="initial_duplicate",
+    )  # fmt: skip
     def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
         try:
             with Question(view).turn():

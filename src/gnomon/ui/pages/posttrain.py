@@ -65,13 +65,11 @@ def body(state: dict[str, Any]) -> list[Component]:
     how = html.P(id=PAGE.id("how"), className="more")
     compared = html.Div([how, plot, PAGE.slot("rows", "under-plot")], id=PAGE.id("comparison"), style=HIDDEN)
     return [
-        view_of(PAGE),
-        PAGE.slot("cards", "card-space"),
+        view_of(PAGE), PAGE.slot("cards", "card-space"),
         section("GPU allocation", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
         section("Compared and planned", job_panel(PAGE, "Compare"), PAGE.slot("stale"), compared),
-        PAGE.copies(),
-        PAGE.slot("rest"),
-    ]
+        PAGE.copies(), PAGE.slot("rest"),
+    ]  # fmt: skip
 
 
 def register(app: Dash) -> None:

@@ -118,12 +118,10 @@ def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Co
 
 def _register_pins(app: Dash) -> None:
     @callback(
-        app,
-        output=PAGE.output("pins", "value"),
-        inputs={"pin": PAGE.input("pin", "n_clicks")},
+        app, output=PAGE.output("pins", "value"), inputs={"pin": PAGE.input("pin", "n_clicks")},
         state={"raw": {one.name: PAGE.state(one.name) for one in CONTROLS}, "kept": PAGE.state("pins")},
         prevent_initial_call=True,
-    )
+    )  # fmt: skip
     def change(pin: int, raw: dict[str, Any], kept: str) -> Any:
         return answers.with_pin(CONTROLS, kept, raw) if pin else no_update
 
