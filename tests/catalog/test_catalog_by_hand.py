@@ -13,7 +13,10 @@ from gnomon.catalog.huggingface import parse_config
 from gnomon.catalog.memory import FIXED_RESERVE_BYTES, SAMPLER_BYTES_PER_LOGIT, _reserve, plan_memory
 from gnomon.catalog.model_library import MODELS, _published_as
 from gnomon.catalog.models import Model
+from gnomon.catalog.nodes import node as catalog_node
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
+from gnomon.catalog.power import PowerFacts, clock_under_cap, power_data
+from gnomon.catalog.topology import Group
 from gnomon.catalog.weights import Weights, _linear, attention_weights, mlp_weights
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import size
@@ -342,6 +345,27 @@ def test_ranks_of_a_cut() -> None:
     assert (list(cut.handover_group(1).ranks), cut.handover_group(1).copies) == ([10, 20], 10)
     assert cut.suited_to(read(EXPERTS)) == cut
     assert cut.suited_to(read(PLAIN)) == Parallelism(tensor_parallel=2, pipeline_parallel=3)
+
+
+def test_ranks_side_by_side_where_they_fill_their_nodes() -> None:
+    """On nodes of 8: all of a node, or every fourth GPU where only two of each take part."""
+    node = catalog_node("h100_dgx")
+    assert Group.spread(8, 8, node).ranks == range(8)
+    assert Group.spread(2, 2, node).ranks == range(2)
+    assert Group.spread(8, 2, node).ranks == range(0, 32, 4)
+
+
+def test_clocks_that_power_caps_leave() -> None:
+    """By the share of what lies between idle and the maximum, in straight lines between known points."""
+    facts = PowerFacts(idle_w=100.0, max_w=700.0, source="made up")
+    points = power_data().clock.points
+    assert [clock_under_cap(facts, 100.0 + 600.0 * share) for share, _ in points if share > 0] == pytest.approx(
+        [clock for share, clock in points if share > 0]
+    )
+    (low, slow), (high, fast) = points[-2:]
+    assert clock_under_cap(facts, 100.0 + 600.0 * (low + high) / 2) == pytest.approx((slow + fast) / 2)
+    with pytest.raises(ConfigError, match="not above what the GPU draws idle"):
+        clock_under_cap(facts, 100.0)
 
 
 def test_the_smallest_plan_of_memory() -> None:

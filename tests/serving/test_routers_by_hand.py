@@ -549,3 +549,16 @@ def test_sticky_until_full_by_memory() -> None:
     assert choice("sticky_until_full", {**books, "num_outstanding": [7, 8], "free_blocks": [9, 9]}) == 0
     assert choice("sticky_until_full", {**books, "num_outstanding": [8, 7], "free_blocks": [9, 9]}) == 1
     assert choice("sticky_until_full", {**books, "num_outstanding": [9, 8], "free_blocks": [9, 9]}) == 1, "both full"
+
+
+@plain
+def test_requests_in_flight_count_for_llmd_as_the_picker_knows_them() -> None:
+    """4, 2 + 2 and 1 of at most 4: twice nothing, nothing and three quarters are added. With none all are alike."""
+    fleet = fleet_of({"num_outstanding": [4, 2, 0], "num_coming": [0, 2, 1]}, router="llmd")
+    at = [llmd.SEEN * r + llmd.SCORE for r in range(3)]
+    fleet.memory[at] = 0.5
+    llmd.score_active(fleet, 2.0)
+    assert fleet.memory[at].tolist() == [0.5, 0.5, 2.0]
+    fleet.cluster.replicas["num_outstanding"] = fleet.cluster.replicas["num_coming"] = 0
+    llmd.score_active(fleet, 2.0)
+    assert fleet.memory[at].tolist() == [2.5, 2.5, 4.0]

@@ -42,7 +42,7 @@ from gnomon.timing.sources.profile.servingsim import read_attention
 from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
 from gnomon.timing.sources.profile.skew import skew_table
 from gnomon.timing.sources.roofline import Roofline
-from gnomon.timing.sources.silicon import latent, quantizing
+from gnomon.timing.sources.silicon import collectives, latent, quantizing
 from gnomon.timing.sources.silicon.attention import waiting_for_the_longest
 from gnomon.timing.sources.silicon.exchange import exchange_rows, node_ranks
 from gnomon.timing.sources.silicon.kernels import nearest
@@ -520,3 +520,38 @@ def test_sizes_of_graphs() -> None:
     assert captured_sizes("trtllm", 16) == (1, 2, 4, 8, 16)
     sizes = [build(TimingConfig, {"graph_sizes": one}).captured_sizes for one in ("vllm", [1, 8], [], None)]
     assert sizes == [CAPTURE_SIZES, (1, 8), (), ()]
+
+
+@pytest.mark.parametrize(("ranks", "asked"), [(16, [16, 8, 4, 2]), (8, [8, 4, 2]), (4, [4, 2]), (2, [2])])
+def test_collectives_of_fewer_ranks_stand_in(ranks: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest first; not over several nodes, where links are others."""
+    seen: list[int] = []
+    monkeypatch.setattr(collectives, "_measured", lambda query, operator, work: seen.append(work.group.size))
+    for node, expected in (("gb200_nvl72", asked), ("h100_dgx", asked if ranks <= 8 else [ranks])):
+        query: Any = SimpleNamespace(roofline=SimpleNamespace(node=catalog.node(node)))
+        work = Communication("all_reduce", Group(range(ranks)), 2.0)
+        seen.clear()
+        assert collectives.find_collective(query, Operator("x", "communication", 1, work), work) is None
+        assert seen == expected
+
+
+def test_host_time_of_a_profile(tmp_path: Path) -> None:
+    """A line over sequences for every kind of iteration; launches are a mean; where iterations as a whole were not
+    measured, they are their parts together."""
+    lines = [
+        "operator,sequences,seconds",
+        "decode,0,0.002",
+        "decode,10,0.003",
+        "prefill_launch,1,0.5",
+        "prefill_launch,9,0.7",
+    ]
+    parts = [f"{name},{at},{constant + slope * at}" for at in (0, 4) for name, constant, slope in
+             (("schedule", 0.001, 0.0), ("prepare", 0.002, 0.0005))]  # fmt: skip
+    (tmp_path / "host.csv").write_text("\n".join([*lines, *parts]))
+    found = native._read_host(read_csv(tmp_path / "host.csv"))
+    assert (found.decode.per_iteration_s, found.decode.per_sequence_s) == pytest.approx((0.002, 0.0001))
+    assert found.prefill.launch_s == pytest.approx(0.6)
+    assert (found.per_iteration_s, found.per_sequence_s) == pytest.approx((0.003, 0.0005))
+    (tmp_path / "host.csv").write_text("\n".join([*lines, *parts, "iteration,0,0.004", "iteration,2,0.004"]))
+    whole = native._read_host(read_csv(tmp_path / "host.csv"))
+    assert (whole.per_iteration_s, whole.per_sequence_s) == pytest.approx((0.004, 0.0))
