@@ -66,6 +66,21 @@ def test_who_gives_the_first_token(policy: str, first_token: str, first_s: float
     assert list(done.cluster.replicas.num_produced) == [1, 2]
 
 
+@pytest.mark.parametrize(("joins_at_once", "end_s"), [(1, [8.5, 9.5, 12.5]), (0, [9.5, 9.5, 13.5])])
+def test_a_rank_of_sglang_sits_out_the_step_in_which_others_join_it(joins_at_once: int, end_s: list[float]) -> None:
+    """Two ranks. The first request is there at 1.5 and decodes at once. The second comes just after, to the other rank,
+    and joins at 2.5, while the first decodes. The third comes to the first rank at 4.7. Before 0.5.10 that rank decodes
+    nothing from 5.5 to 6.5: the first request ends a second later, the third begins a second later."""
+    ranks = {"num_kv_blocks": 1000, "data_parallel": 2}
+    one = scenario(
+        model="qwen3-30b-a3b", timing=SECOND, pools=[{"role": "prefill"}, {"role": "decode", "replica": ranks}],
+        batching={"policy": "sglang", "options": {"joins_at_once": joins_at_once}},
+        disaggregation={"bandwidth_gb_s": 1e6, "latency_s": 0.5, "decode_router": "round_robin"},
+    )  # fmt: skip
+    done = run(one, requests=requests_of([0.0, 0.0, 3.2], [100] * 3, [8] * 3))
+    assert stamps(done, "landed_s", "finished_s") == [[1.5, 1.5, 4.7], end_s]
+
+
 def test_one_token_is_given_by_the_prefill_replica_if_it_can() -> None:
     done = run(apart(first_token="prefill"), requests=requests_of([0.0], [100], [1]))
     assert stamps(done, "finished_s") == [[1.0]]

@@ -123,13 +123,16 @@ def test_experts_touched_grow_from_top_k_to_all() -> None:
 
 
 def test_a_group_that_shares_experts_exchanges_tokens() -> None:
+    """All to all a rank sends its own tokens to eight experts of 7,168; what is gathered is what all of them have."""
     operators = all_operators("deepseek-v3", data_parallel=8, expert_parallel=True)
-    shared = {one.name: one for one in operators if one.is_shared}
-    assert set(shared) == {"expert_dispatch", "experts", "expert_combine"}
-    work = shared["expert_dispatch"].work
+    exchange = {one.name: one for one in operators if one.name.startswith("expert")}
+    assert [name for name, one in exchange.items() if one.is_shared] == ["experts"]
+    work = exchange["expert_dispatch"].work
     assert isinstance(work, Communication)
-    assert (work.collective, work.group) == ("all_to_all", Group(range(8)))
-    assert {one.count for one in shared.values()} == {58}  # The first three layers are dense.
+    assert (work.collective, work.group, work.bytes_each) == ("all_to_all", Group(range(8)), 8 * 7168 * 2)
+    assert {one.count for one in exchange.values()} == {58}  # The first three layers are dense.
+    gathered = {one.name: one for one in all_operators("deepseek-v3", data_parallel=8) if one.is_shared}
+    assert [one.work.bytes_each for one in gathered.values() if isinstance(one.work, Communication)] == [1792, 14336]
 
 
 def test_attention_flops_and_bytes() -> None:

@@ -16,6 +16,8 @@ scheduler of its runtime (`python/sglang/srt/managers/{scheduler,schedule_policy
   is rejected.
 - With `--scheduler-recv-interval` above 1 (option `receive_interval`) the scheduler looks for new requests after a
   prefill or when it is idle, but only after so many decode iterations in a row.
+- Before 0.5.10 (option `joins_at_once` 0), a data-parallel rank to which KV has come from a prefill worker decodes
+  nothing in that step, while other ranks do (`disaggregation/decode.py`; pull requests 12839, 19568).
 
 Blocks stand for SGLang's pages. SGLang knows `max_new_tokens`, Gnomon the output itself; and where SGLang shortens
 `max_new_tokens` to what can ever fit, an idle replica takes whatever fits.
@@ -45,10 +47,11 @@ from gnomon.serving.policies import batching_policy
 _FIRST_RATIO, _LEAST_RATIO, _FALL_PER_STEP = 0.7, 0.098, 0.602 / 600
 _RETRACT_AHEAD = 20  # Decode steps that the share after a retraction looks ahead.
 _MOST_EXPECTED = 4096  # Output tokens of a request that admission counts (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
-_RECEIVE_INTERVAL, _MAX_PREFILL = range(2)  # The options' places.
+_RECEIVE_INTERVAL, _MAX_PREFILL, _JOINS_AT_ONCE = range(3)  # The options' places.
 # In memory: waiting requests that the scheduler knows of, iterations since it looked for new ones, 1 + how many had
-# left when a request did not fit, and the share of outputs to come that KV blocks are kept for.
-_RECEIVED, _SINCE_LOOK, _LEFT_WHEN_FULL, _RATIO = range(4)
+# left when a request did not fit, the share of outputs to come that KV blocks are kept for, and when the KV came of
+# the last that a rank let join.
+_RECEIVED, _SINCE_LOOK, _LEFT_WHEN_FULL, _RATIO, _JOINED_S = range(5)
 _AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are more than any interval.
 
 
@@ -89,6 +92,18 @@ def _missing(replica: Replica, r: int) -> int:
     """Blocks that the next tokens of a decode need."""
     request = replica.requests[r]
     return blocks_missing(replica, r, min(request.processed + replica.state.num_speculative, request.total_tokens))
+
+
+@inlined
+def _sits_out(replica: Replica) -> bool:
+    """Whether a rank lets those join whose KV has come since others last did, instead of decoding."""
+    state, last_s = replica.state, replica.memory[_JOINED_S]
+    if state.group_size > 1 and replica.parameters[_JOINS_AT_ONCE] == 0.0:
+        for i in range(state.num_running):
+            request = replica.requests[replica.running[i]]
+            if request.processed == request.prefill_tokens + 1:
+                replica.memory[_JOINED_S] = max(replica.memory[_JOINED_S], request.landed_s)
+    return bool(replica.memory[_JOINED_S] > last_s)
 
 
 @inlined
@@ -197,8 +212,8 @@ def _retract(replica: Replica) -> None:
     launches_first=True,  # managers/scheduler.py event_loop_overlap: run_batch, then the last result is processed.
     speculates=True,
     holds_back="keeps memory for part of the outputs that running requests have yet to produce",
-    options={"receive_interval": 1.0, "max_prefill_tokens": 16384.0},
-    memory=4,
+    options={"receive_interval": 1.0, "max_prefill_tokens": 16384.0, "joins_at_once": 1.0},
+    memory=5,
     engine="sglang",
 )
 def sglang(replica: Replica) -> None:
@@ -210,6 +225,8 @@ def sglang(replica: Replica) -> None:
         memory[_SINCE_LOOK] = _AT_ONCE
         return
     memory[_SINCE_LOOK] += 1
+    if _sits_out(replica):
+        return
     place_together(replica)
     needed = _blocks_to_grow(replica)
     if needed > state.free_blocks:

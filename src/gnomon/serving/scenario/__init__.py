@@ -280,7 +280,7 @@ def _inherited(pool: Any, given_scenario: dict[str, Any], scenario: dict[str, An
             common = {key: value for key, value in common.items() if key not in ("path", "table")}
         differs = pool.get(name) is not None or common != _keys(model, scenario.get(name))
         if common and differs and not is_other_policy:
-            full[name] = {**common, **given}
+            full[name] = filled_in(given, common) if name == "batching" else {**common, **given}
     return full
 
 

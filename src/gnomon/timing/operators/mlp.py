@@ -56,13 +56,13 @@ def _shared_experts(parts: Parts) -> Iterator[Operator]:
 
 
 def _exchange(parts: Parts, name: str, collective: Collective) -> Operator:
-    """Tokens to their experts and back. The group's tokens are spread evenly over the ranks."""
+    """Tokens to their experts and back. By all-to-all each rank sends its own, and all wait for the one with most; what
+    is gathered is as much wherever it lies."""
     m, group = parts.model, parts.parallelism.expert_group(parts.stage)
-    ranks = group.size
-    copies = {"all_to_all": min(m.experts_per_token, ranks), "all_gather": 1}.get(collective, ranks)
-    width = m.expert_hidden_size or m.hidden_size
-    work = Communication(collective, group, width * ACTIVATION_BYTES * copies / ranks)
-    return Operator(name, "communication", 1, work, is_shared=True)
+    is_own, ranks = collective == "all_to_all", group.size
+    copies = min(m.experts_per_token, ranks) if is_own else 1.0 / ranks if collective == "all_gather" else 1
+    work = Communication(collective, group, (m.expert_hidden_size or m.hidden_size) * ACTIVATION_BYTES * copies)
+    return Operator(name, "communication", 1, work, is_shared=not is_own)
 
 
 def _end(parts: Parts) -> Iterator[Operator]:

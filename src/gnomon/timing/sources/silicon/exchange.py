@@ -28,7 +28,9 @@ def find_exchange(query: Query, name: str, work: Communication, model: Model) ->
     width, choices = model.expert_hidden_size or model.hidden_size, model.experts_per_token
     by_table = [query.tables("comm", one) for one in EXCHANGES]
     engines = dict.fromkeys(table.engine for tables in by_table for table in tables)
-    for engine in sorted(engines, key=lambda one: one != query.engine):
+    # Where NVLink joins nodes, vLLM's recipes ask for FlashInfer's one-sided kernels, which are TensorRT-LLM's.
+    own = "trtllm" if query.engine == "vllm" and query.system in _NODE_RANKS else query.engine
+    for engine in sorted(engines, key=lambda one: one != own):
         first = [next((t for t in tables if t.engine == engine), None) for tables in by_table]
         read = [(t, exchange_rows(t, phase, node_ranks(query.system))) for t in first if t]
         parts = [(t, rows.filter(pl.col("ranks") == ranks)) for t, rows in read]
@@ -36,8 +38,7 @@ def find_exchange(query: Query, name: str, work: Communication, model: Model) ->
         if not parts:
             continue
         rows = pl.concat([rows for _, rows in parts]).group_by("tokens").agg(pl.col("seconds").min()).sort("tokens")
-        # Asked by the bytes that one rank sends for the whole group's tokens.
-        sizes = rows["tokens"].to_numpy().astype(np.float64)[:, None] * ranks * work.bytes_each
+        sizes = rows["tokens"].to_numpy().astype(np.float64)[:, None] * work.bytes_each
         return Found(Samples(sizes, rows["seconds"].to_numpy(), engine), f"measured in {parts[0][0].name}")
     return None
 
