@@ -16,7 +16,7 @@ from gnomon.serving.autoscaling.controllers import View, controller
 
 OPTIONS = {"history": 20.0, "margin": 0.1, "correction": 0.05, "goal": 0.99, "errors_s": 3600.0, "season_s": 0.0}
 RECOUNTED = 3.3  # Standard deviations of a count, which all but 1 % of second counts are not above the first.
-NOISE = 1.5  # Times their variance: what rates may miss a line by.
+NOISE = 2.0  # Times their variance, which few bends tell badly: what rates may miss a line by.
 
 
 @controller("slo_planner", options=OPTIONS, profiles=True)
@@ -35,7 +35,7 @@ def slo_planner(view: View) -> int:
         correction *= 1.0 - options["correction"] if missed else 1.0 + options["correction"] / 4
     memory["correction"] = correction = min(1.0, max(0.3, correction))
     wanted = view.replicas_for(expected / correction)
-    wanted = max(wanted + _spares(view, wanted), view.replicas_for(expected * (1.0 + margin) / correction))
+    wanted = max(wanted + _spares(view, wanted), view.replicas_for((expected + margin) / correction))
     recent = [(at_s, count) for at_s, count in memory.get("wanted", []) if at_s > view.now_s - view.cold_start_s]
     memory["wanted"] = recent = [*recent, (view.now_s, wanted)]
     return max(count for _, count in recent)
@@ -85,21 +85,22 @@ def _variance(rates: Floats, interval_s: float) -> float:
 
 
 def _margin(view: View, expected: float, ahead_s: float) -> float:
-    """By how much more than forecast came, in the mean of as many decisions as it takes until one helps, in all but the
-    worst of the last hour; as the options say until that is known, and beside the most that came meanwhile."""
+    """By how many requests per second more than forecast came, in the mean of as many decisions as it takes until one
+    helps, in all but the worst of the last hour, but not beyond a little more than the most that came; as the options
+    say until that is known."""
     memory, since_s = view.memory, view.now_s - view.options["errors_s"]
     memory["forecasts"] = [*memory.get("forecasts", []), (view.now_s + ahead_s, expected)]
     due = [rate for at_s, rate in memory["forecasts"] if at_s <= view.now_s]
     memory["forecasts"] = memory["forecasts"][len(due) :]
-    if due and due[-1] > 0:
-        error = (view.now_s, view.arrival_rate / due[-1] - 1.0, view.arrival_rate)
+    if due:
+        error = (view.now_s, view.arrival_rate - due[-1], view.arrival_rate)
         memory["errors"] = [one for one in [*memory.get("errors", []), error] if one[0] > since_s]
     errors = np.array([one for _, one, _ in memory.get("errors", [])])
     if len(errors) < 6:
-        return view.options["margin"]
+        return view.options["margin"] * expected
     together = min(max(1, round(ahead_s / view.interval_s)), len(errors))
     first = [errors[:count].mean() for count in range(1, together)]
     means = np.concatenate([first, sliding_window_view(errors, together).mean(axis=1)])
     missed_by = max(0.0, float(np.quantile(means, np.clip(view.options["goal"], 0.0, 1.0))))
-    most = max(rate for _, _, rate in memory["errors"])
-    return min(missed_by, max(1.0, most / max(expected, 1e-9)) * (1.0 + view.options["margin"]) - 1.0)
+    most = max(expected, *(rate for _, _, rate in memory["errors"]))
+    return min(missed_by, most * (1.0 + view.options["margin"]) - expected)
