@@ -23,6 +23,7 @@ from gnomon.search.evaluate import (
     Task,
     _out_of_reach,
     bound_of,
+    bounds_of,
     capacity_with_seed,
     evaluate,
     pilot,
@@ -247,8 +248,19 @@ class Workers:
         self.answers = answers
         self.rounds: list[list[tuple[int, float | None]]] = []
         self.piloted: list[tuple[str, int]] = []
+        self.loses = 0
+        """The tokens of a configuration whose group's worker dies when it is asked for bounds."""
 
     def __call__(self, function: Any, tasks: Any) -> Any:
+        if function is bounds_of:
+            self.groups = [
+                [dict(one.candidate.overrides)["batching.max_batch_tokens"] for one in some] for some in tasks
+            ]
+            for number, some in enumerate(tasks):
+                lost = "batching.max_batch_tokens", self.loses
+                is_lost = any(lost in one.candidate.overrides for one in some)
+                yield Outcome(number, error="gone") if is_lost else Outcome(number, list(self(bound_of, some)))
+            return
         places = [dict((t[1] if isinstance(t, tuple) else t.candidate).overrides) for t in tasks]
         places = [(one["device"], one["batching.max_batch_tokens"]) for one in places]
         if function is evaluate and places:
@@ -284,6 +296,7 @@ def test_rounds_double_and_each_must_beat_the_best_of_those_before() -> None:
     )
     told: list[tuple[int, int]] = []
     found = search_with(asked, ResultsFile(None, asked), workers, lambda *done: told.append(done))
+    assert [(one[0], one[-1]) for one in workers.groups] == [(1, 32), (33, 64), (65, 96), (97, 100)]
     assert workers.piloted == [("a100", 100)], "one placement: its highest bound"
     assert [len(one) for one in workers.rounds] == [4, 8, 16, 32, 32, 8]
     assert [tokens for one in workers.rounds for tokens, _ in one] == list(range(100, 0, -1))
@@ -319,6 +332,7 @@ def test_placements_that_promise_more_come_first() -> None:
         },
     )
     found = search_with(asked, ResultsFile(None, asked), workers, lambda *_: None)
+    assert workers.groups == [[1, 2], [1, 2]], "one of each placement"
     assert workers.piloted == [("a100", 2), ("h100", 2)]
     in_order = [("h100", 2), ("h100", 1), ("a100", 2), ("a100", 1)]
     assert seen == in_order
@@ -351,6 +365,9 @@ def test_what_cannot_run_or_failed_is_named_and_the_rest_goes_on() -> None:
     workers.rounds.clear()
     search_with(asked, file, workers, lambda *_: None)
     assert workers.rounds == [[(3, None)]], "what is known is not asked again, what failed is"
+    workers.loses = 4
+    found = search_with(asked, ResultsFile(None, asked), workers, lambda *done: None)
+    assert [one.reason for one in found.others] == ["gone"] * 5, "all of a group whose worker died"
 
 
 def test_an_exhaustive_search_measures_all_with_nothing_to_beat() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from gnomon import catalog
 from gnomon.core.errors import ConfigError, DoesNotFitError
+from gnomon.core.parallel import Outcome, map_ordered
 from gnomon.search.capacity import Capacity, Prober, coarse_bracket, find_capacity, rate_bound, refine
 from gnomon.search.config import SearchConfig
 from gnomon.search.slo import Verdict, price, rate_for, score
@@ -165,6 +166,11 @@ def bound_of(task: Task) -> float | Record:
         return _bound(search, scenario, sequence(search, scenario))
     except (DoesNotFitError, ConfigError) as error:
         return Record.of(candidate, "impossible", str(error))
+
+
+def bounds_of(tasks: list[Task]) -> list[Outcome[float | Record]]:
+    """Of configurations of one placement: what their operators take is found once, by one worker."""
+    return list(map_ordered(bound_of, tasks, jobs=1))
 
 
 def _bound(search: SearchConfig, scenario: Scenario, requests: Requests) -> float:

@@ -1,8 +1,9 @@
 """The search itself: all configurations, or only those that may win."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
-from gnomon.core.parallel import Map, shared_workers
+from gnomon.core.parallel import Map, Outcome, shared_workers
 from gnomon.search.config import SearchConfig
-from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
+from gnomon.search.evaluate import Estimate, Record, Task, bounds_of, capacity_with_seed, check_rated, evaluate, pilot
 from gnomon.search.results import ResultsFile
 from gnomon.search.slo import price, rate_for
 from gnomon.search.space import Candidate, candidates, compile_for, scenario_of
@@ -172,10 +173,9 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
     """The most promising first, in rounds; each configuration must beat the best so far of its engine, at first in a
     short run."""
     question = examiner.question
-    bounds = examiner.workers(bound_of, [Task(question, one) for one in space])
     records: dict[str, Record] = {}
     hopeful: list[tuple[float, Candidate]] = []
-    for one, outcome in zip(space, bounds, strict=True):
+    for one, outcome in _bounds(examiner, space):
         if isinstance(outcome.value, float):
             examiner.bounds[one.key] = outcome.value
             hopeful.append((_worth(question, one, outcome.value), one))
@@ -194,6 +194,15 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
                 engine = record.candidate.engine
                 best[engine] = max(best.get(engine, record.score), record.score)
     return [records[one.key] for one in space]
+
+
+def _bounds(examiner: _Examiner, space: list[Candidate]) -> Iterator[tuple[Candidate, Outcome[float | Record]]]:
+    """What each cannot exceed; neighbours of one placement go to one worker."""
+    placed = [list(some) for _, some in groupby(space, _placement)]
+    groups = [some[at : at + LARGEST_ROUND] for some in placed for at in range(0, len(some), LARGEST_ROUND)]
+    asked = [[Task(examiner.question, one) for one in some] for some in groups]
+    for some, found in zip(groups, examiner.workers(bounds_of, asked), strict=True):
+        yield from zip(some, found.value or [Outcome(0, error=found.error) for _ in some], strict=True)
 
 
 def _promising_first(examiner: _Examiner, by_bound: list[Candidate]) -> list[Candidate]:
