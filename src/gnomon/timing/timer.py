@@ -91,14 +91,30 @@ class Timer:
             return self.context.config.scale * self.roofline.seconds(operator, *sizes)
         if all(size.min() >= low and size.max() <= high for size, (low, high) in zip(sizes, measured, strict=True)):
             return self.context.config.scale * self.source.seconds(operator, *sizes)
+        if len(sizes) == 1 and (np.diff(sizes[0]) >= 0.0).all():
+            return self.context.config.scale * self._along(operator, sizes[0], *measured[0])
         inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
-        seconds = _each_once(self.source, operator, inside, measured)
+        seconds = self.source.seconds(operator, *inside)
         is_outside = np.logical_or.reduce([a != b for a, b in zip(sizes, inside, strict=True)])
-        if is_outside.any():
-            at_edge = _each_once(self.roofline, operator, [size[is_outside] for size in inside], measured)
-            there = self.roofline.seconds(operator, *(size[is_outside] for size in sizes))
-            seconds[is_outside] *= np.where(at_edge > 0, there / np.maximum(at_edge, 1e-12), 1.0)
+        at_edge = self.roofline.seconds(operator, *(size[is_outside] for size in inside))
+        there = self.roofline.seconds(operator, *(size[is_outside] for size in sizes))
+        seconds[is_outside] *= np.where(at_edge > 0, there / np.maximum(at_edge, 1e-12), 1.0)
         return self.context.config.scale * seconds
+
+    def _along(self, operator: Operator, sizes: Floats, low: float, high: float) -> Floats:
+        """At rising sizes of one axis, most of which may lie beyond the range: its edges are looked up once."""
+        ends = np.searchsorted(sizes, low), np.searchsorted(sizes, high, "right")
+        below, inside, above = np.split(sizes, ends)
+        found = self.source.seconds(operator, inside) if inside.size else inside
+        return np.concatenate([self._beyond(operator, below, low), found, self._beyond(operator, above, high)])
+
+    def _beyond(self, operator: Operator, sizes: Floats, edge: float) -> Floats:
+        """At sizes beyond an edge of the range: by the roofline's shape from there on."""
+        if not sizes.size:
+            return sizes
+        (at_edge,) = self.roofline.seconds(operator, np.full(1, edge))
+        shape = self.roofline.seconds(operator, sizes) / max(at_edge, 1e-12) if at_edge > 0 else np.ones_like(sizes)
+        return shape * self.source.seconds(operator, np.full(1, edge))
 
     def note(self, operator: Operator, *largest: float) -> Range | None:
         """Remember what is to be said of sizes up to these; gives the range that is measured."""
@@ -165,19 +181,6 @@ class Timer:
         for dtype in sorted(products - set(c.device.peak_flops)):
             notes.append(f"{c.device.name} has no {dtype} arithmetic: {dtype} weights are multiplied in bf16.")
         return notes
-
-
-def _each_once(source: Source, operator: Operator, inside: list[Floats], measured: Range) -> Floats:
-    """Seconds of sizes cut to the measured range. All beyond it have become its last size, which is timed once: of the
-    long tables of one axis that is most."""
-    if len(inside) > 1:
-        return source.seconds(operator, *inside)
-    (sizes,), ((_, last),) = inside, measured
-    is_before = sizes < last
-    seconds = np.empty_like(sizes)
-    seconds[is_before] = source.seconds(operator, sizes[is_before]) if is_before.any() else 0.0
-    seconds[~is_before] = source.seconds(operator, np.full(1, last))
-    return seconds
 
 
 _BOUNDLESS = 1e6  # How much faster than it is a resource must be to cost nothing.
