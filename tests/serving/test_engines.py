@@ -91,6 +91,14 @@ def test_the_scenario_wins_key_by_key():
     assert given.timing.engine_version == "0.5.9"
 
 
+@pytest.mark.parametrize(("version", "options"), [("0.5.8", {"joins_at_once": 0}), ("0.5.10", {})])
+def test_a_pools_options_join_those_of_the_engine(version, options):
+    pools = [{"role": "prefill"}, {"role": "decode", "batching": {"options": {"receive_interval": 10}}}]
+    given = {"name": "sglang", "version": version}
+    found = scenario(engine=given, model="llama-3-8b", device="h200", pools=pools).all_pools()
+    assert [one.batching.options for one in found] == [options, options | {"receive_interval": 10}]
+
+
 def test_another_policy_keeps_its_own_defaults():
     other = scenario(engine="trtllm", batching="vllm_v1")
     assert other.batching.resolved().block_size == 16
