@@ -51,9 +51,6 @@ def _ring_s(collective: Collective, num_bytes: Floats, num_ranks: int, link: Lin
 def _ring_share(collective: Collective, num_ranks: int) -> float:
     """How many times a rank's bytes pass its link."""
     others = (num_ranks - 1) / num_ranks
-    return {
-        "all_reduce": 2.0 * others,
-        "reduce_scatter": others,
-        "all_to_all": others,
-        "all_gather": num_ranks - 1.0,
-    }[collective]
+    return {"all_reduce": 2.0 * others, "reduce_scatter": others, "all_to_all": others, "all_gather": num_ranks - 1.0}[
+        collective
+    ]

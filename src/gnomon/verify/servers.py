@@ -149,27 +149,20 @@ def settings_of(server: Server) -> dict[str, Any]:
         "engine": {"name": "vllm", "version": "0.11.1"},
         "sampling": SAMPLING,
         "replica": {
-            "tensor_parallel": server.tensor_parallel,
-            "data_parallel": ranks,
-            "expert_parallel": server.expert_parallel,
-            "max_request_tokens": task.max_model_len,
+            "tensor_parallel": server.tensor_parallel, "data_parallel": ranks,
+            "expert_parallel": server.expert_parallel, "max_request_tokens": task.max_model_len,
         },
         "batching": {"max_sequences": max(1, server.max_sequences // ranks), "max_batch_tokens": 8192, "overlap": True},
         "timing": _kernels(server),
         "workload": {
-            "arrivals": {"process": "batch"},
-            "num_requests": task.requests(server.max_sequences),
-            "max_tokens": task.max_model_len,
-            "over_long": "truncate",
+            "arrivals": {"process": "batch"}, "num_requests": task.requests(server.max_sequences),
+            "max_tokens": task.max_model_len, "over_long": "truncate",
             "lengths": {
-                "distribution": "lognormal",
-                "prompt_median": task.prompt[0],
-                "prompt_p90": task.prompt[1],
-                "output_median": median,
-                "output_p90": median * math.exp(1.2816 * task.spread),
+                "distribution": "lognormal", "prompt_median": task.prompt[0], "prompt_p90": task.prompt[1],
+                "output_median": median, "output_p90": median * math.exp(1.2816 * task.spread),
             },
         },
-    }
+    }  # fmt: skip
 
 
 def median_answer(mean: float, task: Task) -> float:

@@ -7,8 +7,7 @@ from gnomon.timing.sources.silicon import has_device
 
 
 @timing_source(
-    "auto",
-    about="the measurements shipped with Gnomon (H200 in bf16), else silicon where installed, else the roofline",
+    "auto", about="the measurements shipped with Gnomon (H200 in bf16), else silicon where installed, else the roofline"
 )
 def make(context: Context) -> Source:
     """The last of the sources that are at hand: the best."""

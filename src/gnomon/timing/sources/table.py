@@ -14,9 +14,7 @@ from gnomon.timing.sources import Context, Source, timing_source
 
 
 @timing_source(
-    "table",
-    about="explicit seconds per token, sequence and iteration, given in the scenario",
-    gives_iterations=True,
+    "table", about="explicit seconds per token, sequence and iteration, given in the scenario", gives_iterations=True
 )
 def _no_operators(context: Context) -> Source:
     raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")

@@ -58,24 +58,19 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
     return {
         "replica": {**parallelism_of(layout), "memory_utilization": launch.memory, **_drafting(launch)},
         "batching": {
-            "max_batch_tokens": launch.max_batch_tokens,
-            "max_sequences": launch.max_sequences,
-            "prefix_cache": False,
+            "max_batch_tokens": launch.max_batch_tokens, "max_sequences": launch.max_sequences, "prefix_cache": False,
             **({} if launch.overlap is None else {"overlap": launch.overlap}),
             "options": _policy_options(server, layout, launch),
         },
         "timing": {
-            "source": "silicon",
-            "dtype": _scheme(server),
+            "source": "silicon", "dtype": _scheme(server),
             **{name: getattr(launch, name) for name in ("kv_dtype", "expert_kernel", "all_reduce", "prompt_graphs")},
             **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
             **({"expert_load": launch.expert_load} if launch.expert_load else {}),
             **({} if launch.expert_speed == 1.0 else {"expert_speed": launch.expert_speed}),
-            "graph_sizes": [
-                (1 + launch.draft_tokens) * size for size in captured_sizes(server.engine, launch.graph_batch)
-            ],
+            "graph_sizes": [(1 + launch.draft_tokens) * n for n in captured_sizes(server.engine, launch.graph_batch)],
         },
-    }
+    }  # fmt: skip
 
 
 def _roles(server: Server) -> dict[str, Any]:
@@ -94,11 +89,10 @@ def _roles(server: Server) -> dict[str, Any]:
         "timing": {"dtype": _scheme(server)},
         "router": prefill.router,
         "disaggregation": {
-            "decode_router": decode.router,
-            "link": "nvlink" if server.device in ONE_NVLINK_DOMAIN else "network",
+            "decode_router": decode.router, "link": "nvlink" if server.device in ONE_NVLINK_DOMAIN else "network",
         },
         "front_end": {"stream_interval": decode.stream_interval, "reply_s": _reply_s(server)},
-    }
+    }  # fmt: skip
 
 
 def _drafting(launch: Launch) -> dict[str, Any]:
@@ -195,10 +189,8 @@ def workload_of(server: Server, launch: Launch) -> dict[str, Any]:
         lengths = {"prompt": [prompt, prompt], "output": [output - spread, output + spread]}
         return {
             "arrivals": {"process": "closed_loop", "concurrency": users},
-            "lengths": {"distribution": "uniform", **lengths},
-            "num_requests": 10 * users,
-            "warmup_requests": 2 * users,
-        }
+            "lengths": {"distribution": "uniform", **lengths}, "num_requests": 10 * users, "warmup_requests": 2 * users,
+        }  # fmt: skip
     client = "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"
     workload = {"client": {"name": client, "concurrency": users, "prompt": prompt, "output": output}}
     if server.prefill is None:

@@ -56,9 +56,7 @@ def _errors_of(context: Context) -> tuple[float, float]:
 
 
 @timing_source(
-    "silicon",
-    about="kernels measured in the package aiconfigurator-core (extra [silicon])",
-    errors_of=_errors_of,
+    "silicon", about="kernels measured in the package aiconfigurator-core (extra [silicon])", errors_of=_errors_of
 )
 def make(context: Context) -> Silicon:
     """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
