@@ -19,16 +19,13 @@ def _plain(one: Any) -> Row:
 
 def _device(d: catalog.Device) -> Row:
     return {
-        "device": d.name,
-        "bf16 TFLOP/s": round(d.peak_flops["bf16"] / 1e12),
+        "device": d.name, "bf16 TFLOP/s": round(d.peak_flops["bf16"] / 1e12),
         "fp8 TFLOP/s": round(d.peak_flops["fp8"] / 1e12) if "fp8" in d.peak_flops else None,
-        "memory GB": round(d.memory_gb),
-        "GB/s": round(d.bandwidth_bytes_s / 1e9),
-        "SMs": d.num_sms,
+        "memory GB": round(d.memory_gb), "GB/s": round(d.bandwidth_bytes_s / 1e9), "SMs": d.num_sms,
         "$/h": f"{d.price_per_hour:.2f}",
         "roofline error": f"{d.roofline_error:.0%}" if d.sources.get("roofline") else "not calibrated",
         "usual node": d.default_node,
-    }
+    }  # fmt: skip
 
 
 def _node(n: catalog.Node) -> Row:

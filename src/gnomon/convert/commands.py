@@ -163,11 +163,9 @@ def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
             "resources": {"limits": {"gpu": str(pool.replica.num_gpus)}}, "extraPodSpec": {"mainContainer": container},
         }  # fmt: skip
     return {
-        "apiVersion": "nvidia.com/v1alpha1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "disaggregated"},
-        "spec": {"services": services},
-    }
+        "apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "disaggregated"}, "spec": {"services": services},
+    }  # fmt: skip
 
 
 def engine_commands(scenario: Scenario) -> dict[str, str]:

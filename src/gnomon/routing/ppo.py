@@ -296,10 +296,8 @@ class Trainer:
         self.gradient_steps += 1
         return {
             **{f"policy/{name}": float(value.detach()) for name, value in terms.items()},
-            "critic/error": float(error.detach()),
-            "weights/kl": kl,
-            "weights/entropy": entropy,
-        }
+            "critic/error": float(error.detach()), "weights/kl": kl, "weights/entropy": entropy,
+        }  # fmt: skip
 
     def _validate(self) -> dict[str, float]:
         """Every now and then: the likeliest choices on traces never trained on, against those of the start."""

@@ -67,11 +67,9 @@ def blank(num_stages: int) -> IterationTables:
     ]
     tables = IterationTables(*(np.zeros(shape) for shape in shapes))
     return tables._replace(
-        host_s=np.zeros((num_stages, len(PHASES), COLUMNS)),
-        work=np.zeros((num_stages, 9)),
-        host_pace=np.zeros(0),
-        measured=np.full((num_stages, 5), np.inf),
-    )
+        host_s=np.zeros((num_stages, len(PHASES), COLUMNS)), work=np.zeros((num_stages, 9)),
+        host_pace=np.zeros(0), measured=np.full((num_stages, 5), np.inf),
+    )  # fmt: skip
 
 
 def stack(kinds: list[IterationTables]) -> IterationTables:

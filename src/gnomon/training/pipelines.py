@@ -99,12 +99,10 @@ def template(
     names = {kind: at for at, kind in enumerate(KINDS)} | {"fwd_prop": 6, "grad_prop": 6}
     labels = run.labels
     return Template(
-        run,
-        np.array([names[label.kind] for label in labels]),
-        np.array([label.stage for label in labels]),
+        run, np.array([names[label.kind] for label in labels]), np.array([label.stage for label in labels]),
         np.array([label.other.stage if label.other else label.stage for label in labels]),
         np.array([label.share for label in labels]),
-    )
+    )  # fmt: skip
 
 
 def span(config: TrainConfig, seconds: StageSeconds, *, with_data: bool = True) -> tuple[float, Run]:

@@ -193,12 +193,10 @@ def register_job(app: Dash, page: Page, work: Work, ask: Ask) -> None:
     """The page's job is `work` on what `ask` returns; when it is done, the store `finished` gets its id."""
 
     @callback(
-        app,
-        output={"job": page.output("job", "value"), "messages": page.messages()},
+        app, output={"job": page.output("job", "value"), "messages": page.messages()},
         inputs={"clicks": page.input("run", "n_clicks")},
-        state={"raw": {one.name: page.state(one.name) for one in page.controls}},
-        prevent_initial_call=True,
-    )
+        state={"raw": {one.name: page.state(one.name) for one in page.controls}}, prevent_initial_call=True,
+    )  # fmt: skip
     def run(clicks: int, raw: dict[str, Any]) -> dict[str, Any]:
         if not clicks:
             return {"job": no_update, "messages": dict.fromkeys(page.messages(), no_update)}

@@ -110,11 +110,9 @@ class Clocks:
             return {}
         clock, power, temperature = zip(*self._seen, strict=True)
         return {
-            "sm_mhz_mean": round(fmean(clock), 1),
-            "sm_mhz_least": min(clock),
-            "power_w_mean": round(fmean(power), 1),
-            "temperature_c_most": max(temperature),
-        }
+            "sm_mhz_mean": round(fmean(clock), 1), "sm_mhz_least": min(clock),
+            "power_w_mean": round(fmean(power), 1), "temperature_c_most": max(temperature),
+        }  # fmt: skip
 
 
 def parse(text: str) -> list[tuple[float, ...]]:

@@ -109,13 +109,11 @@ class Runner:
         begun = time.perf_counter()
         self._inputs.append(requests, counts, old.sequences, old.tokens)
         new = replace(
-            old,
-            tokens=old.tokens + sum(counts),
-            sequences=len(batch.requests),
+            old, tokens=old.tokens + sum(counts), sequences=len(batch.requests),
             chunks_squared=old.chunks_squared + sum(count * count for count in counts),
             chunks_kv=old.chunks_kv + sum(n * request.computed for n, request in zip(counts, requests, strict=True)),
             prepare_s=old.prepare_s + time.perf_counter() - begun,
-        )
+        )  # fmt: skip
         return self._with_graphs(new)
 
     def _with_graphs(self, iteration: Iteration) -> Prepared:

@@ -56,11 +56,9 @@ def end_of_step(snapshot: Snapshot) -> Actions:
 
 
 @scheduling_policy(
-    "elastic",
-    checks="before_training",
-    needs_order=True,
+    "elastic", checks="before_training", needs_order=True,
     cluster_flags=("use_pre_process_policy", "use_wait_before_last_iter_policy", "lend_inference"),
-)
+)  # fmt: skip
 class Elastic(Policy):
     """Decides at mini-batch boundaries, in the order rollout, inference, actor; the actor blocks meanwhile."""
 

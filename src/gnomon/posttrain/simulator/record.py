@@ -115,12 +115,10 @@ class StepRecord:
         generating = working.pop("rollout")
         indivisible = self._indivisible_gpu_s()
         return {
-            "busy": generating + sum(working.values()),
-            "tail": max(0.0, owned["rollout"] - generating),
+            "busy": generating + sum(working.values()), "tail": max(0.0, owned["rollout"] - generating),
             "waiting": sum(owned[name] - working[name] for name in working) + owned["free"] - indivisible,
-            "transition": owned["transition"],
-            "unusable": indivisible,
-        }
+            "transition": owned["transition"], "unusable": indivisible,
+        }  # fmt: skip
 
     def owned(self) -> dict[str, float]:
         """GPU seconds in each hand."""

@@ -209,14 +209,12 @@ def run_cards(record: RunRecord) -> list[Card]:
     count = len(record.steps)
     size = f"{'one step' if count == 1 else f'mean of {count}'}, {record.num_gpus} GPUs"
     return [
-        Card("step", f"{record.step_s:.1f} s", size),
-        Card("tokens/s", f"{record.tokens_s:,.0f}"),
+        Card("step", f"{record.step_s:.1f} s", size), Card("tokens/s", f"{record.tokens_s:,.0f}"),
         Card("idle", f"{1 - record.shares()['busy']:.1%}"),
         Card("sequences moved", f"{sum(step.num_moved for step in record.steps):,}"),
-        Card("staleness", str(record.staleness)),
-        Card("training MFU", f"{record.mfu:.0%}"),
+        Card("staleness", str(record.staleness)), Card("training MFU", f"{record.mfu:.0%}"),
         Card("cost", f"${record.dollars_per_step:,.2f}", "per step"),
-    ]
+    ]  # fmt: skip
 
 
 ROW_PX, CAPTION_PX, ABOVE_PX, BELOW_PX = 88, 30, 34, 44

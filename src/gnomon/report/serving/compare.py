@@ -219,13 +219,11 @@ def variant_row(name: str, summary: Summary) -> dict[str, Any]:
 def difference_row(one: Difference) -> dict[str, Any]:
     has_interval = one.low is not None and one.high is not None
     return {
-        "figure": latency_name(f"{one.metric} {one.statistic}"),
-        "difference": _signed(one.difference),
+        "figure": latency_name(f"{one.metric} {one.statistic}"), "difference": _signed(one.difference),
         "relative": f"{one.relative:+z.1%}".replace("-", "−") if one.relative is not None else None,
         "95 % interval": f"{_signed(one.low)} to {_signed(one.high)}" if has_interval else None,
-        "clear": "yes" if one.is_clear else "no" if has_interval else None,
-        "requests": f"{one.num_requests:,}",
-    }
+        "clear": "yes" if one.is_clear else "no" if has_interval else None, "requests": f"{one.num_requests:,}",
+    }  # fmt: skip
 
 
 def write(result: Any, folder: str | Path) -> Path:

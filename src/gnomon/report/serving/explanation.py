@@ -220,13 +220,11 @@ def _data(given: Any) -> dict[str, Any]:
     slow = given.slow
     scenarios = {one.change.name: one.scenario.model_dump(mode="json", exclude_unset=True) for one in given.advice}
     return data | {
-        "percentile": given.percentile,
-        **_slow_data(accounts, slow),
+        "percentile": given.percentile, **_slow_data(accounts, slow),
         "groups": {table.title: list(table.rows) for table in words.group_tables(accounts, given.metric, slow)},
         "advice": advice_rows(summary, given.advice, given.metric, given.statistic),
-        "limits": limit_rows(summary, given.limits),
-        "scenarios": scenarios,
-    }
+        "limits": limit_rows(summary, given.limits), "scenarios": scenarios,
+    }  # fmt: skip
 
 
 def _slow_data(accounts: Accounts, slow: Slow) -> dict[str, Any]:

@@ -60,12 +60,10 @@ def _best_to_front(replica: Replica) -> None:
 
 
 @batching_policy(
-    "dlpm",
-    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
-    max_batch_tokens_of="iteration",
-    speculates=True,
+    "dlpm", defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="iteration", speculates=True,
     options={"quantum": 4096.0, "prompt_price": 1.0, "output_price": 2.0, "depth": 128.0, "reserve_full_prompt": 1.0},
-)
+)  # fmt: skip
 def dlpm(replica: Replica) -> None:
     """Running requests first; then, of the classes with credit, the request with the longest cached prefix."""
     state, prices = replica.state, replica.parameters

@@ -80,10 +80,8 @@ def _push_others_out(replica: Replica, c: int) -> None:
 @batching_policy(
     "priority",
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
-    max_batch_tokens_of="iteration",
-    speculates=True,
-    options={"preempts": 1.0, "reserve_full_prompt": 1.0},
-)
+    max_batch_tokens_of="iteration", speculates=True, options={"preempts": 1.0, "reserve_full_prompt": 1.0},
+)  # fmt: skip
 def priority(replica: Replica) -> None:
     """Running requests, most urgent first; then waiting ones, most urgent first, with what is left of the budget."""
     state = replica.state

@@ -58,12 +58,10 @@ def _lift_newcomers(replica: Replica) -> None:
 
 
 @batching_policy(
-    "vtc",
-    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
-    max_batch_tokens_of="iteration",
-    speculates=True,
+    "vtc", defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="iteration", speculates=True,
     options={"prompt_price": 1.0, "output_price": 2.0, "reserve_full_prompt": 1.0},
-)
+)  # fmt: skip
 def vtc(replica: Replica) -> None:
     """Running requests first; then the first of the class with the smallest counter, again and again."""
     state = replica.state

@@ -91,11 +91,9 @@ def register_boxes(app: Dash, page: Page, deciding: Collection[str], boxes: Coll
     """Show or hide `boxes` by the page's `without_effect`, which looks at the controls `deciding` only."""
 
     @callback(
-        app,
-        output={name: page.output(f"{name}-box", "style") for name in boxes},
-        inputs={"state": {name: page.input(name) for name in deciding}},
-        prevent_initial_call=True,
-    )
+        app, output={name: page.output(f"{name}-box", "style") for name in boxes},
+        inputs={"state": {name: page.input(name) for name in deciding}}, prevent_initial_call=True,
+    )  # fmt: skip
     def hide(state: dict[str, Any]) -> dict[str, Any]:
         hidden = page.without_effect(state)
         return {name: HIDDEN if name in hidden else SHOWN for name in boxes}
