@@ -20,7 +20,7 @@ from gnomon.serving.scenario.config import RouterConfig
 from gnomon.workload import generate
 
 FLEETS, TRACES, REQUESTS, SEED = 24, 5, 6000, 77
-BASELINE, ROUTERS = "least_outstanding", ("unselfish", "learned", "predicted_latency")
+BASELINE, ROUTERS = "least_outstanding", ("gateway", "unselfish", "predicted_latency")
 SERVED = (
     ("mistral-7b", "a100-80gb", 1),
     ("qwen3-14b", "h100", 1),
@@ -58,7 +58,7 @@ def fleet(number: int) -> Scenario:
 def _capacity(scenario: Scenario) -> float:
     traffic, sample = ScenarioTraffic(scenario, 500), generate(scenario.workload, 0)
     prompt, output = float(sample.prompt_tokens.mean()), float(sample.output_tokens.mean())
-    return total_capacity_per_s(traffic.tables, traffic._kinds, prompt, output)
+    return total_capacity_per_s(traffic.tables, traffic._pools, prompt, output)
 
 
 def measured(item: tuple[int, int]) -> list[tuple[float, float]]:

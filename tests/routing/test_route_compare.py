@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from gnomon.routing.stages import SCALARS
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import RouterConfig
+from serving_kit import requests_of, scenario
 
 DEMANDED = {
     "random", "round_robin", "least_outstanding", "power_of_two", "least_kv", "least_prefill_tokens", "lmetric",
@@ -315,3 +317,16 @@ def test_what_was_learned_is_held_against_its_teacher():
     assert taught.router == "learned" and [one.scenario for one in taught.losses] == ["plain-75"]
     assert taught.sentence.startswith("learned: mean E2E at most 1% above gateway of each cell in 1 of 2 cells")
     assert len(found) == 10
+
+
+def test_rates_are_over_the_time_in_which_requests_come():
+    """Nine requests come within 8 s, and one of them takes 20 s: 9 / 8 requests per second. Where all come at once, or
+    answers call the next, until the last has ended."""
+    offered = requests_of([float(i) for i in range(9)], [1] * 9, [1] * 8 + [20])
+    setup = scenario(timing={"source": "table", "table": {"per_iteration": 1.0}}, slo={"ttft_s": 100})
+    found = comparing.one_row("x", setup, "random", offered)
+    assert found.requests_per_s == found.goodput_per_s == pytest.approx(9 / 8)
+    at_once = comparing.one_row("x", setup, "random", requests_of([0.0] * 2, [1] * 2, [20] * 2))
+    assert at_once.requests_per_s == pytest.approx(2 / 20)
+    in_turn = replace(requests_of([0.0, np.inf], [1] * 2, [20] * 2), concurrency=1)
+    assert comparing.one_row("x", setup, "random", in_turn).requests_per_s == pytest.approx(2 / 40)

@@ -377,6 +377,16 @@ def test_who_does_not_see_all_learns_that_a_replica_is_slow(router: str) -> None
     assert exact == [0, 0] and early > 0 and late <= 2
 
 
+def test_gateway_learns_from_iterations_longer_than_the_time_between_readings() -> None:
+    """A prompt takes 0.5 s on replica 0, in which metrics are read twice, and 0.05 s on replica 1. One is enough to
+    know: all others go to replica 1."""
+    slow, fast = ({"source": "table", "table": {"per_token": ms / 1e3}} for ms in (5.0, 0.5))
+    chosen = {"name": "gateway", "options": {"scrape_s": 0.2}}
+    setup = scenario(pools=[{"timing": slow}, {"timing": fast}], router=chosen, timing=slow)
+    found = run(setup, requests=requests_of(np.arange(80) * 0.1, [100] * 80, [50] * 80)).cluster.requests.replica
+    assert found.tolist() == [0] + [1] * 79
+
+
 @pytest.mark.parametrize(("slow_ms", "expected"), [(1.18, 0), (1.20, 1)])
 def test_lookahead_plays_the_iterations(slow_ms: float, expected: int) -> None:
     """On replica 1: 0.5 ms to the end of the iteration, 101 ms for the prompt beside a decode, 28 steps of two tokens
@@ -477,6 +487,19 @@ def test_gateway_goes_by_the_events_that_came(kv_loss: float, expected: int) -> 
         prefix_offsets=np.arange(4) * 10, prefix_block_tokens=16,
     )  # fmt: skip
     assert sent_by("gateway", offered, kv_loss=kv_loss) == [0, 1, expected]
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(9, 0), (0, 1)])
+def test_gateway_follows_a_prefix_that_waits_to_be_computed(shared: int, expected: int) -> None:
+    """X and Y are being computed on replicas 0 and 1 when A comes, which waits behind X. B, 1 ms later, waits behind A
+    where it shares nine blocks of ten with it, though none is computed yet, and behind Y where it shares nothing."""
+    last = [*range(1, 1 + shared), *range(102, 112 - shared)]
+    hashes = [list(range(201, 211)), list(range(301, 311)), [*range(1, 10), 101], last]
+    offered = replace(
+        requests_of([0.0, 0.001, 0.002, 0.003], [160] * 4, [20] * 4), prefix_hashes=np.array(hashes, np.int64).ravel(),
+        prefix_offsets=np.arange(5) * 10, prefix_block_tokens=16,
+    )  # fmt: skip
+    assert sent_by("gateway", offered) == [0, 1, 0, expected]
 
 
 def test_speeds_are_fitted_to_what_a_replica_did() -> None:

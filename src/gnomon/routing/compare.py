@@ -53,6 +53,7 @@ class Row:
     ttft_p50_s: float
     ttft_p99_s: float
     requests_per_s: float
+    """This and the goodput are over the time in which requests come by themselves: when the last one ends is luck."""
     imbalance: float
     """Tokens computed by the busiest replica over the mean, less 1: a diagnostic, not a goal."""
     finished: int
@@ -227,7 +228,8 @@ def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
     times = request_times(done)
     e2e, ttft = times.e2e_s[~np.isnan(times.e2e_s)], times.ttft_s[~np.isnan(times.ttft_s)]
     table, tokens = done.cluster.requests, done.cluster.replicas.tokens_computed
-    duration_s = float(table.finished_s.max() - table.arrival_s.min())
+    known = requests.arrival_s[np.isfinite(requests.arrival_s) & (requests.concurrency == 0)]
+    duration_s = float(np.ptp(known) if np.unique(known).size > 1 else table.finished_s.max() - table.arrival_s.min())
     seconds = times.normalized_s[~np.isnan(times.normalized_s)]
     return Row(
         scenario=name, seed=scenario.seed, router=router, e2e_mean_s=float(e2e.mean()),

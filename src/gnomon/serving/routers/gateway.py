@@ -29,7 +29,7 @@ _COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW, _LEAST = range(7)
 MEMORY = _PER_REPLICA + 7  # Of each replica, however few there are.
 
 OPTIONS = {
-    **ADDED_WEIGHTS, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 8.0, "silence": 4.0, "within": 0.3,
+    **ADDED_WEIGHTS, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 5.0, "silence": 4.0, "within": 0.3,
 }  # fmt: skip
 USUAL = tuple(OPTIONS.values())
 _WITHIN, MOST = 8, 20.0

@@ -37,6 +37,7 @@ _AT_FIRST = (0.01, 0.04, 0.004, 0.005)
 _FORGETTING, _QUICK, _BELIEF, _SWEEPS = 0.985, 0.15, 300.0, 4
 """What is kept of the sums from one reading to the next; weight of the newest in the factor; how many readings of one
 unit each the fleet's mean speeds are worth; rounds of the solver."""
+_LONGEST_S = 2.0  # What is read says nothing of speeds before two iterations have ended; then, or if none does so long.
 _SHORTEST_SILENCE_S, _PRIME = 0.25, 2_147_483_647
 _WITHOUT_BUDGET = 4096
 """Prompt tokens of an iteration where the policy has no token budget: the prompts of an iteration are priced as one,
@@ -70,6 +71,9 @@ def look(fleet: Fleet, now: float) -> None:
         if elapsed_s < known[of_fleet + _SCRAPE_S]:
             continue
         iterations = state.num_iterations - int(known[mine + _ITERATIONS])
+        if known[mine + _BUSY] > 0.0 and iterations <= 1 and elapsed_s < _LONGEST_S:
+            known[mine + _FREE] = state.reported_free
+            continue
         if known[mine + _BUSY] > 0.0 and iterations > 1:
             made = state.num_produced - known[mine + _PRODUCED]
             prefill = max(0.0, state.tokens_computed - known[mine + _TOKENS] - made)
@@ -151,8 +155,8 @@ def batch_ends_in_s(fleet: Fleet, r: int, now: float, running: int, kv: float) -
 
 @inlined
 def new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
-    """Prompt tokens that replica `r` would have to compute: those not in its prefix cache. As events say, where a later
-    block of a prefix is known to be there, those before it are, too."""
+    """Prompt tokens that replica `r` would have to compute: not in its cache nor of a request that waits there.
+    As events say, where a later block of a prefix is known to be there, those before it are, too."""
     replica = replica_view(fleet.cluster, r)
     hits = prefix_cache.count_hits(replica, request_id)
     loss = fleet.known[_PER_REPLICA * fleet.cluster.replicas.size + _KV_LOSS] if fleet.known.size > 0 else 0.0
@@ -163,7 +167,15 @@ def new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
             if (key % _PRIME * 48_271 + r * 69_621) % _PRIME * 48_271 % _PRIME >= loss * _PRIME:
                 told = position + 1
         hits = told
-    return max(1, fleet.cluster.requests[request_id].prompt_tokens - hits * replica.state.block_size)
+    request, waiting = fleet.cluster.requests[request_id], replica.state.first_waiting
+    shared = request.prefix_count * replica.state.blocks_per_hash
+    for _ in range(replica.state.num_waiting if hits < shared else 0):
+        while hits < shared and prefix_cache.key_of(replica, waiting, hits) == prefix_cache.key_of(
+            replica, request_id, hits
+        ):
+            hits += 1
+        waiting = fleet.cluster.requests[waiting].next_waiting
+    return max(1, request.prompt_tokens - hits * replica.state.block_size)
 
 
 @inlined
