@@ -22,7 +22,7 @@ from gnomon.search import load_curve, users
 from gnomon.search import load_curve as headroom
 from gnomon.search import study as answers
 from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, refine
-from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig, SloTargets
+from gnomon.search.config import BenchConfig, EffortConfig, GoodputConfig, SearchConfig, SloTargets
 from gnomon.search.evaluate import Record, Task, _first_met, bound_of, sequence, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
 from gnomon.search.results import ResultsFile
@@ -806,17 +806,24 @@ def test_a_fleet_that_cannot_be_read_is_refused(space: dict[str, Any], where: st
 
 
 def test_ties_are_those_that_the_intervals_cannot_tell_from_the_winner() -> None:
-    """17.54 +- 0.81 and 17.53 +- 1.6 tie; 15 +- 0.1 is 14.5 % behind, which is more than 0.81 / 17.54 = 4.6 %; of 17 no
+    """17.54 +- 0.81 and 17.53 +- 1.6 tie; 16 +- 0.1 is 8.8 % behind, which is more than 0.81 / 17.54 = 4.6 %; of 17 no
     interval is known: it is taken to be as uncertain as the winner (4.6 % both: 6.5 % together)."""
     ranked = [
         Record(name, {"device": name}, "ok", score=rate, capacity_per_s=rate)
-        for name, rate in (("a", 17.54), ("b", 17.53), ("c", 17.0), ("d", 15.0))
+        for name, rate in (("a", 17.54), ("b", 17.53), ("c", 17.0), ("d", 16.0))
     ]
     found = Found(question(), ranked, [], {"a": 0.81, "b": 1.6, "d": 0.1})
     assert [one.label for one in found.ties] == ["b", "c"]
     assert best_words(found)[0] == "First of 3 that tie: a"
     assert best_words(Found(question(), ranked, [], {})) == ["Best: a"], "without intervals nothing is known of ties"
     assert not Found(question(), [], []).ties
+
+
+@pytest.mark.parametrize("name", ["ttft_s", "tpot_s", "e2e_s"])
+def test_one_limit_is_enough_for_goodput(name: str) -> None:
+    assert getattr(GoodputConfig(**{name: 1.0}), name) == 1.0  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="goodput needs a limit"):
+        GoodputConfig()
 
 
 def test_every_engine_leads_the_first_round() -> None:

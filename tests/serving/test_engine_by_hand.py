@@ -32,8 +32,8 @@ from gnomon.serving.engine.state import (
     Cluster,
     replica_view,
 )
-from gnomon.serving.features import dependent_calls, handover, tiers, transfers
-from serving_kit import Bag, books, plain, requests_of, run, scenario, with_books
+from gnomon.serving.features import cancel, dependent_calls, handover, tiers, tool_cache, transfers
+from serving_kit import Bag, arrays, books, plain, requests_of, run, scenario, with_books
 
 # From the replica that prefills a request to the one that decodes it.
 
@@ -745,3 +745,44 @@ def test_the_running_list_is_sorted_by_arrival() -> None:
     replica = Bag(state=Bag(num_running=5), running=np.array([7, 2, 9, 3, 1, 0]))
     plain(batch_operations.sort_running_by_arrival)(replica)
     assert replica.running.tolist() == [1, 2, 3, 7, 9, 0], "what is behind them stays"
+
+
+def test_a_prompt_that_is_given_up_ends_with_what_is_in_flight() -> None:
+    """4 of 20 tokens are there, 8 and 3 are in the last two of three stages; another request's 7 are beside them, and 5
+    are left over from a batch that has ended."""
+    cluster = arrays(2, replicas=1, replica={"pipeline_parallel": 3, "num_kv_blocks": 30})
+    state, q = cluster.replicas[0], cluster.requests[0]
+    stages = cluster.flights.shape[1]
+    state.oldest, state.num_in_flight, state.prefill_left, state.decode_left = stages - 1, 2, 100, 100
+    for place, (members, tokens, count) in {
+        stages - 1: ((0, 1), (8, 7), 2),
+        0: ((0, 0), (3, 5), 1),
+        1: ((0, 0), (5, 5), 2),
+    }.items():
+        cluster.flight_requests[0, place, :2], cluster.flight_tokens[0, place, :2] = members, tokens
+        cluster.flights.num_requests[0, place] = count
+    q.processed, q.prefill_tokens, q.total_tokens = 4, 20, 30
+    cancel._end_with_batch(cluster, cancel._view(cluster, 0), 0)
+    assert (q.prefill_tokens, q.total_tokens) == (4 + 8 + 3, 4 + 8 + 3 + 1)
+    assert (state.prefill_left, state.decode_left) == (100 - 5, 100 - 9)
+    q.processed, q.prefill_tokens, q.total_tokens, state.decode_left = 22, 20, 30, 100
+    cancel._end_with_batch(cluster, cancel._view(cluster, 0), 0)
+    assert (q.total_tokens, state.decode_left) == (23, 93), "the token in flight is its last"
+
+
+@plain
+def test_helper_forgets_blocks_that_nobody_has_used_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 s at 10 s: those last used at 1 and 8 s, not at 8.5; the second is not there, and somebody uses the third."""
+    cluster, gone = with_books(1), list[int]()
+    blocks = [3, NONE, 4, 5, 6]
+    monkeypatch.setattr(tool_cache.prefix_cache, "key_of", lambda replica, call, position: blocks[position])
+    monkeypatch.setattr(tool_cache.prefix_cache, "find", lambda replica, key: key)
+    monkeypatch.setattr(tool_cache.prefix_cache, "forget", lambda replica, block: gone.append(block))
+    cluster.requests.keyed_blocks, cluster.requests.replica = 5, 0
+    cluster.block_users[0], cluster.block_users[0, 4] = 0, 1
+    used_s = np.zeros((1, 30))
+    used_s[0, [3, 5, 6]] = 1.0, 8.5, 8.0
+    none = np.zeros(0, np.int64)
+    cache = tool_cache.ToolCache(np.array([0.0, 2.0]), none, none, none, used_s)
+    tool_cache.expire(cluster, cache, 0, 10.0)
+    assert gone == [3, 6]
