@@ -208,3 +208,12 @@ def test_a_forest_without_scikit_learn_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(MissingExtraError, match=r"\[forest\]"):
         ESTIMATORS["forest"](None).fit(np.ones((3, 1)), np.ones(3))
+
+
+def test_the_grid_of_vidurs_forests() -> None:
+    """As in its configuration: 27 forests, each judged by five folds."""
+    from gnomon.timing.estimators.forest import FOLDS, SETTINGS
+
+    trees, depth, split = (250, 500, 750), (8, 16, 32), (2, 5, 10)
+    assert {"n_estimators": trees, "max_depth": depth, "min_samples_split": split} == SETTINGS
+    assert FOLDS == 5
