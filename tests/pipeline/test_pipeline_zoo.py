@@ -20,6 +20,7 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+from gnomon.pipeline.zoo.controllable_memory import Offsets, _Slots, _v_half, _v_min
 from gnomon.verify.pipeline import verify
 
 COST = st.floats(0.1, 5.0)
@@ -244,3 +245,18 @@ def test_all_cells_of_pytorch_are_read() -> None:
 def test_interleaved_needs_multiples() -> None:
     with pytest.raises(ConfigError, match="multiples of the 4 ranks"):
         make("interleaved", Plan(4, 6))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ranks", "microbatches"),
+    [(_v_half, 2, 4), (_v_half, 3, 4), (_v_half, 5, 6), (_v_min, 2, 3), (_v_min, 4, 4), (_v_min, 6, 6)],
+)
+def test_only_warm_up_and_cool_down_are_moved(offsets: Offsets, ranks: int, microbatches: int) -> None:
+    """From the first rank's first last pass to its last first one blocks repeat: whatever lies there stays."""
+    slots = _Slots(ranks, microbatches, offsets)
+    before = slots.at.copy()
+    first, last = before[0, 3, 0], before[0, 0, -1]
+    steady = (first <= before) & (before <= last)
+    slots.squeeze()
+    assert (slots.at[steady] == before[steady]).all()
+    assert (slots.at <= before).all() and (slots.at < before).any()
