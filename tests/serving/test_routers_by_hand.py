@@ -319,6 +319,9 @@ def test_what_a_gateway_has_read_is_as_old_as_its_last_reading() -> None:
     assert (known.free_blocks(seen, 0), known.kv_used_each(seen, 0, 5)) == (70.0, 300 / 5)
     known.look(seen, 2.25)
     assert known.free_blocks(seen, 0) == 50.0
+    seen.cluster.replicas.reported_free[0] = 40
+    known.look(seen, 2.4)
+    assert known.free_blocks(seen, 0) == 50.0, "so it is where no iteration has ended since"
     assert known.free_blocks(exact, 0) == 60.0, "the replica's own books say so"
     assert known.batch_ends_in_s(exact, 0, 2.2, 4, 125.0) == pytest.approx(0.3)
     half = (0.01 + 4 * (4e-5 + 5e-8 * 125)) / 2  # By first beliefs.

@@ -25,7 +25,8 @@ _READ_S, _ITERATIONS, _TOKENS, _PRODUCED, _BUSY, _FREE = range(6)
 _HEARD_S, _HEARD = 6, 7
 # ... the fit: a factor, four speeds, their normal equations.
 _FACTOR, _SPEEDS, _SUMS, _PRODUCTS = 8, 9, 13, 17
-_PER_REPLICA = 33
+_SCRAPED_S = 33  # When its metrics came last, whether or not they said anything of speeds.
+_PER_REPLICA = 34
 # And of the fleet, behind all of them: two of the options, and the mean speeds.
 _SCRAPE_S, _KV_LOSS, _USUAL = range(3)
 _OF_FLEET = 6
@@ -67,9 +68,10 @@ def look(fleet: Fleet, now: float) -> None:
             known[mine + _HEARD], known[mine + _HEARD_S] = state.num_produced, now
         if has == 0:
             known[mine + _BUSY] = 0.0
-        elapsed_s = now - known[mine + _READ_S]
-        if elapsed_s < known[of_fleet + _SCRAPE_S]:
+        if now - known[mine + _SCRAPED_S] < known[of_fleet + _SCRAPE_S]:
             continue
+        known[mine + _SCRAPED_S] = now
+        elapsed_s = now - known[mine + _READ_S]
         iterations = state.num_iterations - int(known[mine + _ITERATIONS])
         if known[mine + _BUSY] > 0.0 and iterations <= 1 and elapsed_s < _LONGEST_S:
             known[mine + _FREE] = state.reported_free
