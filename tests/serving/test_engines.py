@@ -254,3 +254,10 @@ def test_versions_have_an_order():
     versions = ["0.9.2", "0.10.0", "1.1.0", "1.2.0rc2", "1.2.0rc2.post2", "1.2.0rc6.post3", "1.2.0", "1.2.0.post1", ""]
     mixed = [versions[i] for i in (4, 8, 0, 6, 2, 7, 1, 5, 3)]
     assert sorted(mixed, key=order_of) == versions
+
+
+def test_a_model_that_nobody_named_is_the_default_one():
+    """Llama-3-8B, whose prompts SGLang runs in graphs."""
+    unnamed, named = ({"engine": "sglang"} | more for more in ({}, {"model": "llama-3-8b"}))
+    assert load(Scenario, None, unnamed) == load(Scenario, None, named)
+    assert load(Scenario, None, unnamed).timing.prompt_graphs

@@ -190,8 +190,10 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
     if not is_known(chosen.version, preset.versions):
         known = [f"{one}.x" for one in preset.versions]
         raise UnknownNameError(f"version of {chosen.name}", chosen.version, known, where="engine.version")
-    usual = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
-    model, device = usual["model"], usual["device"]
+    model, device = (
+        given if isinstance(given := data.get(name), str) else str(Scenario.model_fields[name].default)
+        for name in ("model", "device")
+    )
     drafting = _drafting(_keys(ReplicaConfig, data.get("replica")))
     dtype = str(_keys(TimingConfig, data.get("timing")).get("dtype") or "auto")
     sections = preset.sections(model, device, chosen.version, drafting, dtype)
