@@ -163,7 +163,8 @@ def test_slo_planner_counts_for_what_comes_before_the_next_decision_helps() -> N
     ("rates", "at_s", "expected"),
     [
         ([4.0, 4.0, 4.0, 9.0], 130.0, 9.0),  # A burst: no line of three holds both.
-        ([2.0, 9.0, 10.0, 11.0], 130.0, 13.0),  # Three behind the jump lie on one: one more in ten seconds.
+        ([4.0, 9.0, 10.0, 11.0], 130.0, 13.0),  # Three behind the jump lie on one: one more in ten seconds.
+        ([5.0, 9.0, 10.0, 11.0], 130.0, 15.4),  # 2.7 off in squares for 2 x 2 x 8.75 / 10 s of noise: one line for all.
         ([4.0, 4.3, 3.8, 4.1], 130.0, 4.0),  # Noise of counting: 4 x 10 s = 40 requests, give or take six.
         ([7.0], 130.0, 7.0),
     ],

@@ -166,6 +166,7 @@ def test_a_file_without_servers_is_said_to_be_one(tmp_path: Path) -> None:
     [
         ("20260218-130541-mixtral-8x7b-v0-1-tp2-general", "mixtral-8x7b", 2),
         ("llama-2-70b-hf-tp4-codegen", "llama-2-70b", 4),
+        ("qwen3-30b-a3b-2507-tp1-codegen", "qwen3-30b-a3b-2507", 1),
     ],
 )
 def test_a_run_names_its_model_and_degree(tmp_path: Path, run: str, model: str, degree: int) -> None:
