@@ -211,6 +211,7 @@ def test_helper_serves_an_instant(
     calls = told(arrivals, "advance_replicas", "send_to_replica", "wake_groups", "give_up_dependents", choose=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrivals, "passes_admission", passes)
+        patch.setattr(arrivals, "LOOKS", 1)
         assert arrivals.serve_instant(fleet, engine, env, None, 0) == after  # type: ignore[arg-type]
     r = change.get("replica", 2)
     assert [call[1:] for call in calls if call[0] == "send_to_replica"] == [(r, request, 5.0) for request in sent]

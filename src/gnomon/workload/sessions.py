@@ -17,10 +17,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.workload.config import AdaptersConfig, AgentsConfig, SessionsConfig
 from gnomon.workload.lengths import tokens
-from gnomon.workload.requests import Requests
-
-# Requests hashed at a time: their blocks fit the processor's cache.
-CHUNK = 512
+from gnomon.workload.requests import CHUNK, Requests
 
 
 def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requests:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.core.arrays import Floats, Ints
+from gnomon.core.arrays import Floats, Ints, sparse_zeros
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.decode_group import ID, NEVER_STEP
 from gnomon.serving.engine.state import (
@@ -35,7 +35,7 @@ def new_cluster(
     links = cached_blocks + 1 if cached_blocks else 0
 
     def ints(*shape: int) -> Ints:
-        return np.zeros(shape, np.int64)
+        return sparse_zeros(shape, np.int64)
 
     def each(row: Ints) -> Ints:
         return np.tile(row, (num_replicas, 1))

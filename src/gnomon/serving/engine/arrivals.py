@@ -8,7 +8,7 @@ from gnomon.serving.engine.context import Engine, Environment, Fleet
 from gnomon.serving.engine.dispatch import ask, choose, passes_admission
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
-from gnomon.serving.engine.state import BUDGET, MOVING, NONE, NOT_ARRIVED, SHED
+from gnomon.serving.engine.state import BUDGET, LOOKS, MOVING, NONE, NOT_ARRIVED, SHED
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import take_adapter, wait_in_line
 from gnomon.serving.features.dependent_calls import give_up_dependents
@@ -120,7 +120,7 @@ def serve_instant(fleet: Fleet, engine: Engine, env: Environment, log: Log, firs
     sees_state = book.sees_state != 0
     now, after = cluster.requests[first].arrival_s, _together_until(cluster.requests, first)
     if sees_state:
-        cluster.control[BUDGET] -= cluster.replicas.size  # A router that looks at them takes its time, too.
+        cluster.control[BUDGET] -= cluster.replicas.size // LOOKS  # It takes its time, too.
         advance_replicas(fleet, engine, log, now)
     if cluster.control[BUDGET] <= 0:
         return first

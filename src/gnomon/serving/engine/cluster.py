@@ -36,7 +36,7 @@ from gnomon.serving.engine.context import Engine, Environment, Fleet
 from gnomon.serving.engine.dispatch import choose, passes_admission
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
-from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, NOT_ARRIVED, SHED, Cluster
+from gnomon.serving.engine.state import BUDGET, LOOKS, NEIGHBOURS, NONE, NOT_ARRIVED, SHED, Cluster
 from gnomon.serving.features.dependent_calls import enter_front_end, give_up_dependents, send_next
 from gnomon.serving.features.front_end import is_before_router, is_per_replica
 from gnomon.serving.features.tiers import end_load, latency_s
@@ -88,8 +88,8 @@ def _handle_event(fleet: Fleet, engine: Engine, env: Environment, log: Log) -> N
         take_next(env.calendar)
         enter_front_end(cluster, env, subject, now)
         return
-    if book.sees_state != 0 or kind >= FOR_THE_CALLER:
-        cluster.control[BUDGET] -= cluster.replicas.size
+    if kind >= FOR_THE_CALLER or (kind == REQUEST_ARRIVES and book.sees_state != 0):
+        cluster.control[BUDGET] -= cluster.replicas.size // LOOKS
         advance_replicas(fleet, engine, log, now)
         if cluster.control[BUDGET] <= 0:
             return

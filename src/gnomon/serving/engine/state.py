@@ -18,6 +18,7 @@ from gnomon.jit import borrow, inlined, macro
 
 NONE = -1
 NEIGHBOURS = 32  # replicas that share a `Cluster.soonest_s`
+LOOKS = 8  # replicas that a router looks at in the time of an iteration
 
 # Entries of `Cluster.control`.
 BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED, NUM_SHED = range(6)
