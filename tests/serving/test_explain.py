@@ -14,12 +14,14 @@ import gnomon
 from conftest import CommandLine
 from gnomon.api.explanation import Explanation
 from gnomon.api.serving import Simulation
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.serving.explanation import advice_rows, limit_rows
-from gnomon.serving.results.counterfactual import Change, advice, changed, ranked
+from gnomon.serving.results.counterfactual import Change, advice, changed, limits, ranked
 from gnomon.serving.results.explain import delayed_by, waited_behind
 from gnomon.serving.results.latency_breakdown import NAMES
 from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario import Scenario
 from serving_kit import requests_of, scenario
 
 
@@ -265,3 +267,18 @@ def test_a_post_training_step_is_divided_whole() -> None:
     for row in found.summary["steps"]:
         waited = sum(value for name, value in row.items() if name not in ("step", "seconds"))
         assert waited == pytest.approx(row["seconds"])
+
+
+def test_sampling_is_a_limit_where_tokens_are_drawn() -> None:
+    """Made free, it leaves what choosing the likeliest takes; where nobody asks for more, it is no limit."""
+    eight = requests_of([0.0] * 8, [50] * 8, [20] * 8)
+    drawn, greedy = (
+        run(build(Scenario, {"device": "h100", "timing": {"source": "roofline"}, "sampling": asked}), requests=eight)
+        for asked in ({"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}, {"temperature": 0})
+    )
+    found = {one.name: one for one in limits(drawn)}
+    assert set(found) - {one.name for one in limits(greedy)} == {"sampling"}
+    freed = changed(drawn.scenario, drawn.pools, found["sampling"])
+    assert freed is not None
+    ends = [one.cluster.requests.finished_s for one in (run(freed, requests=drawn.requests), greedy, drawn)]
+    assert ends[0].tolist() == ends[1].tolist() and (ends[2] > 1.01 * ends[1]).all()

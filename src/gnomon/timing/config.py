@@ -124,9 +124,10 @@ class TimingConfig(Config):
     expert_speed: float = Field(1.0, gt=0, le=1)
     """How fast experts compute prompts beside the measurements, below 1 for an engine older than them. What they take
     beyond 256 tokens takes as much longer; decodes stay as they are."""
-    free: tuple[Literal["compute", "memory", "network"], ...] = ()
-    """What costs no time, to see what limits a deployment: arithmetic, the GPU's memory bandwidth, or the network. A
-    measured time shrinks by as much as the roofline's does; launching kernels and the host stay."""
+    free: tuple[Literal["compute", "memory", "network", "sampling"], ...] = ()
+    """What costs no time, to see what limits a deployment: arithmetic, the GPU's memory bandwidth, or the network (a
+    measured time shrinks by as much as the roofline's does; launching kernels and the host stay); or all that choosing
+    tokens takes beyond the likeliest."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
 

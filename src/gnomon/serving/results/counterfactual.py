@@ -19,6 +19,7 @@ from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
 from gnomon.timing.host import HostConfig
+from gnomon.timing.operators import SamplerConfig
 from gnomon.timing.source_registry import SOURCES
 
 _MOST_BLOCKS, _MOST_SEQUENCES = 2**31 - 1, 65_536  # What a scenario may say (`gnomon.core.sizes`).
@@ -179,6 +180,8 @@ def limits(done: Run) -> list[Change]:
         changes.append(Change("memory", "memory bandwidth", lambda k: {"timing.free": ("memory",)}))
         if any(pool.replica.num_gpus > 1 for pool in done.pools):
             changes.append(Change("network", "the network", lambda k: {"timing.free": ("network",)}))
+        if any(pool.timing.sampler != SamplerConfig() for pool in done.pools):
+            changes.append(Change("sampling", "sampling", lambda k: {"timing.free": ("sampling",)}))
 
     def all_blocks(pool: Pool) -> Mapping[str, Any]:
         enough = total // pool.batching.block_size + 2 * len(requests)

@@ -74,6 +74,8 @@ def _capped(pool: Pool, power: PowerConfig) -> Pool:
 
 def _sampling(pool: Pool, scenario: Scenario, requests: Requests | None) -> Pool:
     """A pool whose timing knows how its engine chooses the tokens that requests ask for, unless the scenario says."""
+    if "sampling" in pool.timing.free:
+        return replace(pool, timing=pool.timing.model_copy(update={"sampler": SamplerConfig()}))
     if pool.timing.sampler != SamplerConfig():
         return pool
     eras = engine(scenario.engine.name).sampling if scenario.engine else ()
