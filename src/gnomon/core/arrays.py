@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,5 +21,6 @@ def sparse_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     if size < _LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    with suppress(OSError):  # A system without huge pages.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)
