@@ -156,6 +156,13 @@ def test_refining_goes_up_and_down_from_a_guess() -> None:
         refine(Known(np.inf), 1.0, 500, 0.5)
 
 
+def test_loads_are_looked_for_up_to_a_million_times_lower() -> None:
+    """Where each request stays for a year: halves from 1 on, and from a guess of 1 on steps of 2, 4, 16, ..."""
+    assert coarse_bracket(Known(0.0, e2e_s=3e7), 1.0, 500) == (0.0, 2.0**-20)
+    assert refine(Known(0.0, e2e_s=3e7), 1.0, 500, 0.5) == (0.0, 2.0**-31)
+    assert refine(Known(0.0), 1.0, 500, 0.5) == (0.0, 2.0**-7), "0.0078 requests in the system: below 0.01"
+
+
 def test_capacity_doubles_its_runs_until_nothing_changes() -> None:
     """A run of n requests at 30/s of 1 s each lasts n / 30 turnovers: 25 from 750 on, 50 from 1,500 on. Runs of 400 and
     800 give a coarse answer and a fine one, 1,600 the same again."""
@@ -488,6 +495,56 @@ def test_a_backlog_is_worked_off_at_a_rate(copies: int) -> None:
         found, is_sure = capacities.saturation(setup, offered)
         assert found == pytest.approx(copies * 32 / (9 * 0.042), rel=0.01)
         assert is_sure
+
+
+@pytest.mark.parametrize(
+    ("most", "hashes", "asked", "is_sure"),
+    [
+        (1000, 0, [800, 1600, 3200, 6400], True),  # four times as many as there are at once
+        (800, 0, [800, 1600, 3200], True),
+        (200, 0, [800, 1600], True),  # never one alone
+        (10**6, 0, [800 * 2**k for k in range(7)], False),  # twice 51,200 is more than 80,000
+        (100, 9, [400, 800], True),  # prompts are found in the cache when they come again
+        (1000, 9, [400, 800], False),
+    ],
+)
+def test_a_backlog_is_doubled_until_it_is_full(
+    monkeypatch: pytest.MonkeyPatch, most: int, hashes: int, asked: list[int], is_sure: bool
+) -> None:
+    """Three copies that take 7 s and then 0.1 s for each request."""
+    seen: list[int] = []
+
+    def work_off(count: int) -> tuple[float, int]:
+        seen.append(count)
+        return 7.0 + 0.1 * count, most
+
+    monkeypatch.setattr(capacities, "_backlog", lambda *_: (3, work_off))
+    offered = replace(requests_of(np.zeros(800), [9] * 800, [2] * 800), prefix_hashes=np.arange(hashes))
+    assert capacities.saturation(scenario(), offered) == (pytest.approx(30.0), is_sure)
+    assert seen == asked
+
+
+def test_a_load_beyond_saturation_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies take 0.1 s for each of a thousand requests: 0.6 x 20/s can surely be sustained, and 18/s at most."""
+    seen: list[Any] = []
+    verdict, counts = [Verdict(1.0, "ttft_s p90", {}, 1.0, 0.0)], []
+    monkeypatch.setattr(capacities, "run", lambda setup, requests, look: seen.append(look))
+    monkeypatch.setattr(capacities, "judge", lambda done, targets: verdict[0])
+    monkeypatch.setattr(capacities, "_backlog", lambda *_: (2, lambda count: (counts.append(count) or count / 10, 0)))
+    monkeypatch.setattr(capacities, "saturation", lambda *_: (counts.append(0) or 18.0, True))
+    times = np.arange(1500.0)
+    offered = replace(requests_of(times, [9] * 1500, [2] * 1500), shape=ArrivalShape(times, 1.0))
+    prober = capacities.Prober(scenario(), offered, question().slo)
+    assert prober(12.0, 100).met and counts == [1000]
+    assert prober(18.0, 100).met and counts == [1000, 0]
+    above = prober(18.1, 100)
+    assert (above.met, above.excess, above.worst) == (False, np.inf, capacities.GROWING)
+    verdict[0] = replace(verdict[0], excess=1.1)
+    assert prober(19.0, 100) is verdict[0], "its own reason is kept"
+    assert seen == [None] * 4
+    for setup, looks in ((scenario(), True), (scenario(num_replicas=2), False)):
+        capacities.Prober(setup, offered, question().slo, gives_up=True)(1.0, 100)
+        assert (seen[-1] is not None) == looks, "one replica's run alone tells of the moment it has come to"
 
 
 def test_users_at_once_and_what_a_million_tokens_costs() -> None:

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 
 from gnomon import jit
+from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import (
     ROUTERS,
+    dynamo_kv,
+    gateway,
     known,
     learned,
     llmd,
@@ -28,6 +31,7 @@ from gnomon.serving.routers import (
     observation,
     predicted_latency,
     prediction,
+    prefix_aware,
 )
 from gnomon.serving.routers.prediction import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis
@@ -86,6 +90,10 @@ def test_an_iteration_is_its_tokens_and_what_its_decodes_read() -> None:
     assert known.iteration_s(seen, 0, 0, 3, 16.0) == pytest.approx(0.003 + 3 * 16 * 1e-4)
     assert known.iteration_s(seen, 0, 5000, 0, 0.0) == pytest.approx(1.0), "no more than the table has"
     assert known.iteration_s(seen, 0, 0, 0, 0.0) == 1e-9
+    assert known.iteration_s(seen, 0, 0, 80, 16.0) == pytest.approx(0.080 + 64 * 16 * 1e-4)
+    seen = seen._replace(tables=seen.tables._replace(sequence_s=np.arange(65.0)[None] * 1e-2))
+    for chunk, decodes, seconds in ((1, 4, 0.005 + 0.05), (0, 4, 0.004 + 0.04), (0, 64, 0.704), (1, 90, 0.731)):
+        assert known.iteration_s(seen, 0, chunk, decodes, 0.0) == pytest.approx(seconds)
 
 
 @plain
@@ -565,3 +573,329 @@ def test_requests_in_flight_count_for_llmd_as_the_picker_knows_them() -> None:
     fleet.cluster.replicas["num_outstanding"] = fleet.cluster.replicas["num_coming"] = 0
     llmd.score_active(fleet, 2.0)
     assert fleet.memory[at].tolist() == [2.5, 2.5, 4.0]
+
+
+@plain
+def test_two_readings_are_fitted() -> None:
+    """On the second of two replicas, by NumPy: sums and products of which 0.985 is kept, four rounds of Gauss-Seidel
+    with speeds of at least 0, 300 readings of one unit each of the fleet's speeds, which then follow a fiftieth of
+    the way. The factor follows the ratio of seconds to those expected, between a fifth and five, by 0.15."""
+    told = known.at_first([100, 100], 0.25, 0.0, 0.0)
+    mine, usual = known._PER_REPLICA, 2 * known._PER_REPLICA + known._USUAL
+    begun = told.copy()
+    speeds, fleets = np.array([0.01, 0.04, 0.004, 0.005]), np.array([0.01, 0.04, 0.004, 0.005])
+    factor, sums, products = 1.0, np.zeros(4), np.zeros((4, 4))
+    for elapsed_s, iterations, prefill, made, kv in ((3.0, 20, 8e3, 900.0, 250.0), (0.9, 30, 1e3, 700.0, 400.0)):
+        done = np.array([iterations, prefill / 1000, made / 100, made * kv / 100_000])
+        factor += 0.15 * (min(5.0, elapsed_s / (speeds @ done)) - factor)
+        sums, products = 0.985 * sums + done * elapsed_s, 0.985 * products + np.outer(done, done)
+        for _ in range(4):
+            for i in range(4):
+                others = products[i] @ speeds - products[i, i] * speeds[i]
+                speeds[i] = max(0.0, (sums[i] + 300 * fleets[i] - others) / (products[i, i] + 300))
+        fleets += 0.02 * (speeds - fleets)
+        known._fit(told, mine, usual, elapsed_s, iterations, prefill, made, kv)
+    assert told[mine + known._FACTOR] == pytest.approx(factor, rel=1e-9)
+    assert told[mine + known._SPEEDS : mine + known._SUMS] == pytest.approx(speeds, rel=1e-9)
+    assert told[mine + known._SUMS : mine + known._PRODUCTS] == pytest.approx(sums, rel=1e-9)
+    assert told[mine + known._PRODUCTS : mine + known._SCRAPED_S] == pytest.approx(products.ravel(), rel=1e-9)
+    assert told[usual:] == pytest.approx(fleets, rel=1e-9)
+    changed = np.flatnonzero(told != begun)
+    assert changed[0] == mine + known._FACTOR and not np.isin([mine + known._SCRAPED_S, usual - 1], changed).any()
+
+
+@plain
+@pytest.mark.parametrize(("elapsed_s", "factor"), [(1.2, 1.6), (0.001, 0.88), (0.3, 1.075)])
+def test_one_reading_moves_a_factor_between_a_fifth_and_five(elapsed_s: float, factor: float) -> None:
+    """Twenty iterations of 10 ms were expected: 0.15 of the way to 5, to a fifth, to one and a half."""
+    told = known.at_first([100], 0.25, 0.0, 0.0)
+    known._fit(told, 0, known._PER_REPLICA + known._USUAL, elapsed_s, 20, 0.0, 0.0, 0.0)
+    assert told[known._FACTOR] == pytest.approx(factor)
+    speed = (20 * elapsed_s + 3.0) / (400 + 300)
+    assert told[known._SPEEDS : known._SUMS] == pytest.approx([speed, 0.04, 0.004, 0.005])
+
+
+@plain
+def test_what_one_reading_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of replica 1, first read at 1 s with 3 iterations, 500 tokens computed, 40 of them made, 70 of 100 blocks free;
+    then with 7, 900 and 60: 380 prompt tokens, and 300 KV tokens over the four that run."""
+    made = fleet("gateway", num_outstanding=[0, 5], num_waiting=[0, 1], num_iterations=[0, 3], tokens_computed=[0, 500],
+                 num_produced=[0, 40], reported_free=[100, 70])  # fmt: skip
+    told, seen, mine = known.at_first([100, 100], 0.25, 0.0, 0.0), [], known._PER_REPLICA
+    monkeypatch.setattr(known, "_fit", lambda *given: seen.append(given[1:]))
+    made, replicas = made._replace(known=told), made.cluster.replicas
+    known.look(made, 1.0)
+    first = {"_READ_S": 1.0, "_ITERATIONS": 3, "_TOKENS": 500, "_PRODUCED": 40, "_BUSY": 1, "_FREE": 70,
+             "_HEARD_S": 1.0, "_HEARD": 40, "_SCRAPED_S": 1.0}  # fmt: skip
+    assert {name: told[mine + getattr(known, name)] for name in first} == first
+    assert [told[getattr(known, name)] for name in ("_BUSY", "_HEARD_S", "_SCRAPED_S")] == [0.0, 1.0, 1.0]
+    for name, value in (("num_iterations", 7), ("tokens_computed", 900), ("num_produced", 60), ("reported_free", 20)):
+        replicas[name][1] = value
+    known.look(made, 1.2)
+    assert {name: told[mine + getattr(known, name)] for name in first} == first | {"_HEARD_S": 1.2, "_HEARD": 60}
+    known.look(made, 1.5)
+    assert [one[:2] for one in seen] == [(mine, 2 * mine + known._USUAL)]
+    assert seen[0][2:] == pytest.approx((0.5, 4, 380.0, 20.0, 300 / 4))
+    second = first | {"_READ_S": 1.5, "_ITERATIONS": 7, "_TOKENS": 900, "_PRODUCED": 60, "_FREE": 20, "_HEARD": 60}
+    second |= {"_HEARD_S": 1.2, "_SCRAPED_S": 1.5}
+    assert {name: told[mine + getattr(known, name)] for name in first} == second
+    replicas["num_iterations"][1] = 8
+    known.look(made, 3.4)  # One iteration in 1.9 s: too little to learn from, and not yet too long.
+    assert told[mine + known._READ_S] == 1.5 and told[mine + known._SCRAPED_S] == 3.4
+    known.look(made, 3.65)
+    assert told[mine + known._READ_S] == 3.65 and told[mine + known._ITERATIONS] == 8 and len(seen) == 1
+    replicas["num_iterations"][1], replicas["num_outstanding"][1], replicas["num_coming"][1] = 10, 0, 1
+    known.look(made, 4.0)
+    assert told[mine + known._HEARD_S] == 1.2 and told[mine + known._BUSY] == 1.0 and len(seen) == 2
+    assert seen[1][2:] == pytest.approx((0.35, 2, 0.0, 0.0, 800.0), abs=1e-9)
+    replicas["num_coming"][1] = 0
+    known.look(made, 4.1)
+    assert told[mine + known._HEARD_S] == 4.1 and told[mine + known._BUSY] == 0.0
+
+
+@plain
+@pytest.mark.parametrize(("tail_s", "base"), [(0.0, 0), (1.5, 0), (1.5, 3)])
+def test_what_a_gateway_weighs(monkeypatch: pytest.MonkeyPatch, tail_s: float, base: int) -> None:
+    """1 ms a token and 10 us a KV token of a decode; a prompt of 100, 60 of them new on replica 0, and 20 output
+    tokens to come where answers have 200 in the mean. Four decode on replica 0, of 100 KV tokens each, to the end of
+    their iteration at 2.5 s: 8 ms a step, 10 ms with one more, 2 x (30 + 8) ms for the 60 tokens in chunks of 30. One
+    waits and two are on their way, of 50 and twice 35 tokens: 4 chunks ahead. Three places for eight: 5/3 rounds more,
+    and as many as memory lacks: 630 + 100 + 20 tokens where 600 of 1,000 are free. All memory is in use by now."""
+    made = fleet("gateway", kv_s=1e-5, num_in_flight=[1, 0], next_end_s=[2.5, 9.0], num_coming=[2, 0],
+                 max_chunk_tokens=[30, 1000], max_running=[3, 8], waiting_tokens=[630, 0],
+                 tokens_computed=[1001, 1000])  # fmt: skip
+    made = made._replace(memory=np.zeros(base + 16), predicted_output=np.array([20.0]))
+    monkeypatch.setattr(known, "new_tokens", lambda _fleet, r, _request: (60, 100)[r])
+    of_fleet, memory = base + 8, made.memory
+    memory[base : base + 2], memory[base + 4 : base + 6] = (0.9, 1.5), (0.0, 0.0)
+    memory[of_fleet : of_fleet + 6] = 3.0, tail_s, 0.2, 0.06, 0.4, 35.0
+    weights = np.array([2.5, 0.5, 1.25, 2.0, 0.7, 5.0, 6.0, 4.0, 0.3])
+    chosen = gateway.weigh(made, 0, weights, base)
+    own, ahead = 2 * 0.038, 120 / 30 * 0.038
+    wait = 0.5 + ahead + (5 / 3 + 0.15) * 200 * 0.010
+    window = 4 * 200 * 0.010
+    sent = 0.9 * math.exp(-0.5 / window)
+    cost = wait + own + 20 * 0.010 + 2.5 * (wait + own) + 0.5 * 2 * 0.030 * 4 + 1.25 * 0.002 * 4 * 20
+    cost += 2.0 * sent / window * 20 * 0.010 + 0.7 * own * 3 + 5.0 * 0.4 * own * 4
+    idle = 0.1 + 20 * 0.002 + 2.5 * 0.1
+    assert memory[base : base + 3] == pytest.approx([sent, 2.0, cost])
+    assert memory[base + 4 : base + 7] == pytest.approx([0.0, 2.0, idle])
+    tail = tail_s + 0.06 / 0.4
+    late = [6.0 * (first / tail) ** 4 * tail * new for first, new in ((wait + own, 0.6), (0.1, 1.0))]
+    assert memory[[base + 3, base + 7]] == pytest.approx(late if tail_s else [0.0, 0.0])
+    speed = 60 / own + 100 / 0.1
+    even_s, alone_s = ((wait + own) * 60 / own + 100) / speed, 100 * 2 / speed
+    assert even_s > tail_s
+    learned_s = tail_s * math.exp(20 / 24 * 0.99) if tail_s else even_s
+    learned = [4.0, learned_s, 0.2 + (alone_s - 0.2) / 4, 0.06 + (alone_s**2 - 0.06) / 4, 0.4, 35.0, idle]
+    assert memory[of_fleet : of_fleet + 7] == pytest.approx(learned)
+    assert chosen == 1
+    gateway.remember(made, 0, 60, base)
+    assert memory[of_fleet + 5] == 35.0 + 25.0 / 4
+    assert memory[base] == pytest.approx(sent + 0.060)
+    costs = [(memory[at + 2], memory[at + 3]) for at in (base, base + 4)]
+    more = math.log(sum(costs[0]) / sum(costs[1])) + math.log(costs[0][0] / idle)
+    assert gateway.cost_vs_best(made, 0, 1, base) == pytest.approx(more) and 0.0 < more < gateway.MOST
+    assert gateway.cost_vs_best(made, 1, 1, base) == 0.0
+
+
+@plain
+def test_a_gateway_takes_the_soonest_of_those_that_cost_hardly_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle replicas at 1 ms a token, of 30, 60, 50 and 50 new prompt tokens; a late first token costs so much on the
+    first that the second would be better, which costs more than 0.3 above the least. Of equal ones the first counts."""
+    for news, chosen in (((30, 60, 50), 0), ((100, 100, 100), 0), ((100, 90, 90), 1), ((31, 40, 30), 2)):
+        books = {name: [value[1]] * 3 for name, value in BOOKS.items()}
+        made = timed(fleet_of(books, router="gateway", prompt_tokens=100, arrival_s=2.0))
+        monkeypatch.setattr(known, "new_tokens", lambda _fleet, r, _request, news=news: news[r])
+        assert gateway.weigh(made, 0, made.parameters, 0) == chosen
+
+
+@plain
+@pytest.mark.parametrize(("within", "chosen"), [(0.11, 1), (0.09, 0)])
+def test_a_sooner_first_token_may_not_cost_any_price(within: float, chosen: int) -> None:
+    """Replica 0 is free in 30 ms: 130 + 10 x 1 ms. On replica 1 four decode: 104 + 10 x 5 ms, a tenth more."""
+    made = fleet("gateway", num_in_flight=[1, 0], next_end_s=[2.03, 9.0], num_outstanding=[0, 4], num_waiting=[0, 0],
+                 prefill_left=[0, 0])  # fmt: skip
+    made = made._replace(predicted_output=np.array([10.0]))
+    made.memory[8 + gateway._COUNT : 8 + gateway._FOUND] = 5.0, 0.05, 1.0, 1.0
+    weights = np.zeros(9)
+    weights[6], weights[8] = 1e3, within
+    assert gateway.weigh(made, 0, weights, 0) == chosen
+    assert made.memory[[2, 6]] == pytest.approx([0.140, 0.154])
+
+
+@plain
+@pytest.mark.parametrize(
+    ("count", "even_s", "step"), [(5.0, 9.0, 0.8 * 0.99), (5.0, 2.0, -0.8 * 0.01), (980.0, 9.0, 0.1 * 0.99)]
+)
+def test_a_tail_is_followed_faster_at_first(count: float, even_s: float, step: float) -> None:
+    """From 2 s, which itself is not above it; of the prefills alone a fifth, later a hundredth counts."""
+    memory = np.array([9.0, count, 2.0, 0.5, 0.3, 7.0, 7.0, 7.0])
+    gateway._learn_tail(memory, 1, even_s, 1.5)
+    weight = max(0.01, 1 / count)
+    assert memory == pytest.approx(
+        [9.0, count, 2.0 * math.exp(step), 0.5 + weight, 0.3 + weight * (2.25 - 0.3), 7, 7, 7]
+    )
+    assert gateway._tail_s(memory, 1) == pytest.approx(memory[2] + memory[4] / (2 * memory[3]))
+
+
+@plain
+def test_choices_are_remembered_beside_those_before() -> None:
+    """Of three, from 0.5 and 0.8 on; its 100 prompt tokens of a mean of 50 take 0.1 s."""
+    seen = timed(fleet_of({name: [*two, two[1]] for name, two in BOOKS.items()}, router="learned", prompt_tokens=100))
+    count = observation._PER_REPLICA
+    seen.memory[3 * count + observation._PROMPT] = 50.0
+    seen.memory[3 * count + 8 + 3 * gateway._PER_REPLICA + gateway._COUNT] = 4.0
+    for r in range(3):
+        seen.memory[count * r : count * r + 6] = 0.5, 0.8, 3.0, 4.0, 5.0, 0.3
+    observation.remember_choice(seen, 0, 1)
+    others = [0.475, 0.76, 3.0, 4.0, 5.0, 0.3]
+    chosen = [0.5 + 0.05 * 2.5, 0.8 + 0.05 * 5.2, 3.0, 4.0, 5.0, 0.4]
+    assert seen.memory[: 3 * count] == pytest.approx([*others, *chosen, *others])
+    rule = np.zeros(3 * gateway._PER_REPLICA + 7)
+    rule[gateway._PER_REPLICA], rule[-7 + gateway._COUNT], rule[-7 + gateway._MEAN_NEW] = 0.1, 4.0, 25.0
+    assert seen.memory[3 * count + 8 : 3 * count + 8 + rule.size] == pytest.approx(rule)
+
+
+@plain
+def test_moving_averages_of_the_second_of_three() -> None:
+    """The 400th arrival, 3 s after the one before: a twentieth of what is quick, a 200th of what is slow."""
+    many = {name: [*two, two[1]] for name, two in BOOKS.items()} | {
+        "num_finished": [9, 12, 9],
+        "num_outstanding": [1, 7, 1],
+    }
+    seen, count = timed(fleet_of(many, router="learned")), observation._PER_REPLICA
+    base, memory = 3 * count, seen.memory
+    memory[count : 2 * count] = 0.5, 0.8, 3.0, 10.0, 5.0, 0.3
+    memory[base : base + 8] = 7.0, 2.0, 4.0, 20.0, 60.0, 399.0, 6.0, 0.25
+    observation._update_averages(seen, observation.Arrival(0, 10.0, 100, 20.0, 200.0))
+    averages = [10.0, 2.05, 3.995, 20.0 - 0.005 * 11, 60.2, 400.0, 6.0, 0.25]
+    assert memory[base : base + 8] == pytest.approx(averages)
+    mine = [0.5, 0.8, 3.0 + 0.05 * 3, 12.0, 5.1, 0.3 * math.exp(-0.5)]
+    assert memory[count : 2 * count] == pytest.approx(mine)
+    observation.remember_pace(seen, observation.Arrival(0, 10.0, 100, 20.0, 200.0), 0.01, 0.65)
+    assert memory[base + 6 : base + 8] == pytest.approx([8.0, 0.251])
+    memory[base + observation._COUNT] = 1e6
+    observation.remember_pace(seen, observation.Arrival(0, 10.0, 100, 20.0, 200.0), 0.01, 0.251 + 100.0)
+    assert memory[base + 7] == pytest.approx(0.261)
+
+
+@plain
+def test_every_feature_of_the_second_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both as busy as the first of `BOOKS`, but for what is said here; on the second 40 of the 100 tokens are cached.
+    Steps take 4 and with one more 5 ms, there 4 and 5 ms, too; its own prefill 64 ms behind one of 70 tokens, 74 ms,
+    on the other 104 behind 54 ms."""
+    both = {name: [value[0]] * 2 for name, value in BOOKS.items()} | {
+        "num_outstanding": [5, 9], "num_waiting": [1, 2], "num_holding": [4, 4], "prefill_left": [50, 70],
+        "free_blocks": [60, 55], "num_in_flight": [0, 1], "next_end_s": [0.0, 10.2], "first_waiting": [0, 0],
+        "num_finished": [3, 4], "num_produced": [30, 770], "max_running": [16, 20], "waiting_tokens": [30, 35],
+    }  # fmt: skip
+    seen = timed(fleet_of(both, router="learned", prompt_tokens=100, prefill_tokens=90, arrival_s=10.0))
+    monkeypatch.setattr(observation, "new_tokens", lambda _fleet, r, _request: (100, 60)[r])
+    seen = seen._replace(predicted_output=np.array([20.0]))
+    monkeypatch.setattr(observation, "_decode_left", lambda _fleet, r, _mean: (150.0, 330.0)[r])
+    monkeypatch.setattr(gateway, "weigh", lambda *_: 0)
+    monkeypatch.setattr(gateway, "cost_vs_best", lambda _fleet, r, best, _base: 0.25 + r + best)
+    memory, count = seen.memory, observation._PER_REPLICA
+    memory[count : 2 * count] = 0.5, 0.8, 3.0, 2.0, 5.0, 0.3
+    memory[2 * count : 2 * count + 8] = 7.0, 2.0, 4.0, 20.0, 60.0, 399.0, 6.0, 0.25
+    out = np.full((2, observation.NUM_FEATURES), np.nan)
+    observation.observe(seen, 0, out, 1)
+    mean = (2000.0 + 800.0) / 17
+    rounds = 0.0  # Ten of twenty places, 155 of 550 free tokens.
+    first, other = 0.2 + 0.074 + 0.064 + rounds, 0.054 + 0.104
+    stalls = 0.3 * math.exp(-0.5) / 6.0 * 20 * 0.005
+    added = [one + 20 * 0.005 + 2.5 * one + 0.5 * stall + 0.001 * 4 * 20 + 2.0 * late
+             for one, stall, late in ((other, 0.4, 0.0), (first, 0.24, stalls))]  # fmt: skip
+    alone = 0.060 + 20 * 0.001
+    log, log1p = math.log, math.log1p
+    expected = {
+        "outstanding": log1p(9), "waiting": log1p(2), "running_share": 0.2, "prefill_left": log1p(70),
+        "kv_used_share": 0.45, "kv_demand_share": 0.485, "decode_left": log1p(330), "outstanding_vs_mean": 9 / 8,
+        "prefill_left_vs_mean": 70 / 160, "decode_left_vs_mean": 330 / 260, "decode_speed": 0.0, "prefill_speed": 0.0,
+        "batch_cap": log1p(20), "mean_kv": log1p(450 / 4), "batch_ends_in": log1p(0.2 / 0.005), "recent_arrivals": 0.5,
+        "recent_prompt_tokens": 0.8, "recent_completions": 3.0 + 0.05 * (2 * 2 - 3.0),
+        "trend": log1p(9) - log1p(5.2), "queue_head_tokens": log1p(90), "queue_head_longest": log1p(90),
+        "queue_head_age": 0.0, "prefix_hit_share": 0.4, "new_tokens": log1p(60), "first_token": log(first / 0.060),
+        "first_token_vs_best": log(first / other), "finish": log((first + 0.1) / alone),
+        "finish_vs_best": log((first + 0.1) / (other + 0.1)), "step_vs_best": 0.0, "stall": log1p(0.24 / alone),
+        "crowding": log1p(0.08 / alone), "stalls_to_come": log1p(stalls / alone),
+        "added_vs_best": log(added[1] / added[0]), "gateway_vs_best": 1.25, "prompt": log1p(100),
+        "prompt_vs_mean": log(100 / 60.2), "expected_output": log1p(20), "num_replicas": log(2),
+        "rate_vs_mean": log(3.995 / 2.05), "burstiness": log(19.945 / 3.995**2), "backlog": log1p(7.0),
+        "kv_used_in_all": 0.425,
+    }  # fmt: skip
+    assert dict(zip(observation.FEATURES, out[1], strict=True)) == pytest.approx(expected)
+    assert out[0, observation.PREFILL_SPEED] == pytest.approx(log(0.06 / 0.1)) and out[0, observation.FINISH_VS] == 0.0
+    assert memory[2 * count + 6] == pytest.approx(4.0 * mean * 0.005)
+    assert memory[2 * count + 7] == pytest.approx(0.25 + ((first**2 + other**2) / 2 - 0.25) / 400)
+
+
+def _shares(books: Any) -> Any:
+    return (books["num_blocks"] - books["free_blocks"] + books["waiting_tokens"] / books["block_size"]) / books[
+        "num_blocks"
+    ]
+
+
+COSTS: dict[str, Any] = {
+    "least_outstanding": lambda b, new: b["num_outstanding"] + b["num_coming"],
+    "vidur_lor": lambda b, new: b["num_waiting"],
+    "least_kv": lambda b, new: _shares(b),
+    "least_prefill_tokens": lambda b, new: b["prefill_left"] * 1000 + b["num_outstanding"],
+    "lmetric": lambda b, new: (b["prefill_left"] + 60) * (b["num_outstanding"] + 1),
+    "prefix_aware": lambda b, new: (new + b["prefill_left"]) * 1000 + b["num_outstanding"],
+    "dynamo_kv": lambda b, new: (
+        (b["prefill_left"] + new + b["waiting_tokens"] + new) / b["block_size"] + b["num_blocks"] - b["free_blocks"]
+    ),
+    "hash_spill": lambda b, new: b["num_outstanding"] + b["num_coming"],
+    "adapter_aware": lambda b, new: b["num_outstanding"] + b["num_coming"],
+    "llmd": lambda b, new: (
+        (b["reported_waiting"] - b["reported_waiting"].min()) / max(1, np.ptp(b["reported_waiting"]))
+        + (b["num_blocks"] - b["reported_free"]) / b["num_blocks"]
+    ),
+    "vllm_dp": lambda b, new: 4 * b["num_waiting"] + b["num_outstanding"] - b["num_waiting"],
+}
+
+
+@plain
+@pytest.mark.parametrize("router", COSTS)
+def test_the_first_of_the_least_cost_is_chosen(router: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas 1 to 4 of six, with small numbers, so that many are equal."""
+    random, candidates = np.random.default_rng(5), np.arange(1, 5)
+    for _ in range(150):
+        num_blocks, waiting = random.choice([4, 8], 6), random.integers(0, 3, 6)
+        books: dict[str, Any] = {
+            "num_blocks": num_blocks, "free_blocks": random.integers(1, num_blocks), "num_waiting": waiting,
+            "block_size": random.choice([2, 4], 6), "waiting_tokens": 4 * random.integers(0, 3, 6),
+            "num_outstanding": waiting + random.integers(0, 3, 6), "num_coming": random.integers(0, 3, 6),
+            "prefill_left": 20 * random.integers(0, 3, 6), "reported_waiting": random.integers(0, 3, 6),
+            "reported_free": random.integers(1, num_blocks),
+        }  # fmt: skip
+        hits = random.integers(0, 3, 6)
+        made = fleet_of(books, router=router, prompt_tokens=60, adapter=-1)._replace(candidates=candidates)
+        monkeypatch.setattr(prefix_cache, "count_hits", lambda replica, _, hits=hits: hits[replica.number])
+        for module in (dynamo_kv, prefix_aware):
+            monkeypatch.setattr(module, "replica_view", lambda _, r: SimpleNamespace(number=r))
+        seen = {name: column[candidates] for name, column in books.items()}
+        costs = COSTS[router](seen, 60 - hits[candidates] * seen["block_size"])
+        assert ROUTERS[router].route(made, 0) == 1 + int(np.argmin(costs))
+
+
+@plain
+def test_lookahead_plays_one_of_idle_replicas_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three idle ones at row 0, one that is busy, one at row 2, and one whose cache is to be looked at."""
+    played: list[int] = []
+
+    def play_on(_fleet: Fleet, r: int, *_: Any) -> tuple[float, float]:
+        played.append(r)
+        return 9.0 - r, 0.0
+
+    monkeypatch.setattr(lookahead, "play_on", play_on)
+    books: dict[str, list[float]] = {
+        "row": [0, 0, 0, 2, 0, 0], "num_outstanding": [0, 1, 0, 0, 0, 0], "tracks_blocks": [0, 0, 0, 0, 0, 1]
+    }  # fmt: skip
+    made = fleet_of(books, router="lookahead")
+    assert lookahead.lookahead(made, 0) == 5 and played == [0, 1, 3, 4, 5], "4 is again another than the one before"
+    played.clear()
+    lookahead.lookahead(made._replace(known=known.at_first([9] * 6, 1.0, 0.0, 0.0)), 0)
+    assert played == list(range(6)), "who does not see all thinks each of its own speed"
