@@ -16,10 +16,13 @@ from gnomon.serving.engine import (
     contract,
     decode_fast_path,
     dispatch,
+    launch,
     loop,
 )
 from gnomon.serving.engine.calendar import KV_LOST, NEVER, REQUEST_ARRIVES, REQUEST_SENT, new_calendar
+from gnomon.serving.engine.log import log_gap, log_iteration, new_log
 from gnomon.serving.engine.state import (
+    BUDGET,
     FAULT,
     FAULT_REPLICA,
     FINISHED,
@@ -41,6 +44,7 @@ from gnomon.serving.engine.state import (
     replica_view,
 )
 from gnomon.serving.features import cancel, dependent_calls, handover, tiers, tool_cache, transfers
+from gnomon.timing.lookup import Shape
 from serving_kit import Bag, arrays, books, plain, requests_of, run, scenario, with_books
 
 # From the replica that prefills a request to the one that decodes it.
@@ -660,14 +664,14 @@ def test_helper_forms_batches_until_all_stages_have_one(
     for name, value in change.items():
         state[name] = value
 
-    def launch(cluster: Any, tables: Any, first: int, now: float) -> None:
+    def launched_at(cluster: Any, tables: Any, first: int, now: float) -> None:
         state.num_in_flight += 1
         at.append(now)
 
     policies, asked = _answering(*sizes)
     tables: Any = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "launch", launch)
+        patch.setattr(loop, "launch", launched_at)
         loop._form_batches(cluster, tables, policies, 0, 4.0)
     assert (len(asked), at) == (times_asked, [4.0] * launched)
     assert cluster.control[FAULT] == fault and (not fault or cluster.control[FAULT_REPLICA] == 0)
@@ -797,7 +801,7 @@ def test_helper_forgets_blocks_that_nobody_has_used_for_so_long(monkeypatch: pyt
 
 
 @plain
-def test_only_steps_of_decodes_alone_are_made_in_one_loop() -> None:
+def test_helper_makes_only_steps_of_decodes_alone_in_one_loop() -> None:
     """Four decodes that step together, at step 33, of whom two need a block more for step 34; whoever ends first does
     so at step 36. Whatever is as little in the way as said here, it is not; one more, and it is."""
     cluster, (growth,) = with_books(1), arrays(1, replicas=1, batching={"block_size": 16}).growth
@@ -829,3 +833,162 @@ def test_only_steps_of_decodes_alone_are_made_in_one_loop() -> None:
     assert not may(cluster._replace(recorded_first=np.zeros(1)))
     cluster.flights.num_requests = 5
     assert not may()
+
+
+@plain
+def test_helper_says_what_a_batch_contains() -> None:
+    """Two decodes of 30 and 40 tokens step together; by themselves there are a decode of 50 with a draft token, the
+    last of the prompt of 20 tokens that one has in full, and 8 tokens of a prompt of which 5 are computed."""
+    cluster = with_books(5)
+    state, replica, q = cluster.replicas[0], replica_view(cluster, 0), cluster.requests
+    state.num_grouped, state.in_step, state.step_kv, state.step_kv_max, state.batch_size = 2, 1, 70, 40, 5
+    q.prefill_tokens, q.processed = 20, [30, 40, 50, 20, 5]
+    replica.batch[:5], replica.batch_tokens[:5] = range(5), [1, 1, 2, 1, 8]
+    assert launch._shape(replica) == (13, 6, 65.0, 60.0, 3, 120.0, 50.0, 4, 25.0)
+    state.step_kv_max = 60
+    assert launch._shape(replica).decode_kv_max == 60.0
+    state.in_step = 0
+    assert launch._shape(replica) == (13, 6, 65.0, 60.0, 3, 120.0, 50.0, 4, 25.0)
+    state.num_grouped, state.batch_size = 0, 0
+    assert launch._shape(replica) == (0, 0, 0.0, 0.0, 0, 0.0, 0.0, 0, 0.0)
+
+
+@plain
+def test_helper_says_what_a_batch_computes_and_reads() -> None:
+    """2 FLOP a token, 3 a pair (32 + 50 + 200), 5 a sequence; 11 bytes a KV token (200 + 13). Of experts each of
+    which a token asks with 0.25, two tokens read 1 - 0.75 squared."""
+    shape, beyond = Shape(100, 4, 64.0, 50.0, 3, 200.0, 90.0, 3, 13.0), np.full(5, np.inf)
+    done = launch.work_of((2.0, 3.0, 5.0, 7.0, 11.0), beyond, shape, 1000.0, 6, 0.5)
+    assert done == (200 + 846 + 20, 1000 + 11 * 213, 3.0, 0)
+    beyond[0] = 99.0
+    assert launch.work_of((2.0, 3.0, 5.0, 7.0, 11.0), beyond, shape, 1000.0, 6, 0.5).beyond_measured == 1
+    work = np.array([[0.0] * 9, [2.0, 3.0, 5.0, 100.0, 11.0, 0.0, 0.0, 50.0, 0.25]])
+    tables: Any = Bag(work=work)
+    assert launch.weight_bytes_of(tables, 1, 2) == 100 + 50 * 0.4375
+    work[1, 7] = 0.0
+    assert launch.weight_bytes_of(tables, 1, 2) == 100.0
+    cluster = with_books(1)
+    launch.note_flight(cluster.flights[0, 0], 7, shape, done, 1.5, 2.5)
+    flight = cluster.flights[0, 0]
+    assert (flight.number, flight.start_s, flight.end_s, flight.tokens, flight.prefill_tokens) == (7, 1.5, 2.5, 100, 97)
+    assert (flight.decodes, flight.decode_kv, flight.flops, flight.bytes) == (3, 200.0, *done[:2])
+    assert (flight.kv_block_s, flight.beyond_measured) == (3.0, 0)
+
+
+@plain
+def test_helper_enters_a_batch_into_the_books_of_its_replica() -> None:
+    """Ten times six blocks of 30 for half a second, from 2 s on, the second in flight. Without a token it may run 1,000
+    times more than twice what it has to prefill, or had when that began."""
+    cluster = with_books(3, replicas=2)
+    tables: Any = Bag(work=np.zeros((1, 9)), measured=np.zeros((1, 5)))
+    state, flight = cluster.replicas[1], cluster.flights[1, 0]
+    tables.work[0, :5] = 2.0, 3.0, 5.0, 7.0, 11.0
+    for name in ("num_iterations", "busy_s", "tokens_computed", "kv_block_s", "flops", "bytes", "num_beyond_measured"):
+        cluster.replicas[name] = 10
+    state.free_blocks, state.batch_size, state.num_grouped, state.in_step, state.num_waiting = 24, 3, 2, 1, 4
+    cluster.stage_start_s[1, 0, 0], cluster.stage_end_s[1, 0, 0], cluster.control[BUDGET] = 2.0, 2.5, 10
+    state.num_in_flight, state.stalled, state.prefill_left, state.stall_limit, state.next_end_s = 0, 0, 50, 5000, 9.0
+    shape = Shape(100, 4, 64.0, 50.0, 3, 200.0, 90.0, 3, 13.0)
+    launch._take_off(cluster, tables, 1, 0, shape, 3.0)
+    assert (flight.num_requests, flight.num_grouped, flight.number, flight.start_s, flight.end_s) == (
+        3,
+        2,
+        11,
+        2.0,
+        3.0,
+    )
+    assert (state.busy_s, state.tokens_computed, state.kv_block_s) == (10.5, 110, 13.0)
+    assert (state.flops, state.bytes, state.num_beyond_measured) == (10 + 1066, 10 + 7 + 11 * 213, 11)
+    assert (cluster.control[BUDGET], state.num_in_flight, state.formed_waiting, state.next_end_s) == (9, 1, 4, 3.0)
+    assert (state.stalled, state.stall_limit, cluster.control[FAULT]) == (1, 1100, 0)
+    state.in_step, state.prefill_left = 0, 20
+    launch._take_off(cluster, tables, 1, 0, shape, 4.0)
+    assert (flight.num_grouped, state.num_in_flight, state.next_end_s) == (0, 2, 3.0), "the first one ends first"
+    assert (state.stalled, state.stall_limit) == (2, 1100)
+    state.prefill_left, state.stalled = 100, 1199
+    launch._take_off(cluster, tables, 1, 0, shape._replace(tokens=0), 4.0)
+    assert (state.stalled, state.stall_limit) == (1199, 1100), "nothing is computed"
+    launch._take_off(cluster, tables, 1, 0, shape, 4.0)
+    assert (state.stalled, state.stall_limit, cluster.control[FAULT]) == (1200, 1200, 0)
+    launch._take_off(cluster, tables, 1, 0, shape, 4.0)
+    assert (cluster.control[FAULT], cluster.control[FAULT_REPLICA]) == (contract.NO_PROGRESS, 1)
+
+
+@plain
+def test_helper_notes_the_soonest_end_of_32_neighbours() -> None:
+    cluster = arrays(1, replicas=34)
+    cluster.soonest_s[:], cluster.replicas.group_first = (9.0, 3.0), np.arange(34)
+    launch.note_next_end(cluster, 31, 4.0)
+    launch.note_next_end(cluster, 32, 5.0)
+    assert cluster.soonest_s.tolist() == [4.0, 3.0]
+    assert (cluster.next_end_s[31], cluster.next_end_s[32], cluster.replicas.next_end_s[32]) == (4.0, 5.0, 5.0)
+
+
+@plain
+def test_helper_lets_stages_serve_batches_in_turn() -> None:
+    cluster = arrays(1, replicas=2, replica={"pipeline_parallel": 2})
+    cluster.stage_free_s[1] = 3.0, 7.0
+    assert launch._enter_stage(cluster, 1, 0, 0, 4.0, 0.5) == 4.5
+    assert launch._enter_stage(cluster, 1, 0, 1, 4.5, 0.5) == 7.5
+    assert cluster.stage_start_s[1, 0].tolist() == [4.0, 7.0]
+    assert cluster.stage_end_s[1, 0].tolist() == cluster.stage_free_s[1].tolist() == [4.5, 7.5]
+
+
+@plain
+def test_helper_merges_gaps_of_nearly_the_same_size_where_there_is_no_room() -> None:
+    """512 bins between a number and its double, from 2^-20 s to 2^15 s; what is beyond goes into the first or last."""
+    gaps = [0.5, 0.25, 0.5, 0.50001, 1.0, 1.001, 1.002, 2.0**-20, 1e-9, 1e9, 40_000.0, 32_000.0, 32_760.0, 2.0**-19]
+    seconds, counts = np.array(gaps), np.array([2, 1, 3, 5, 1, 3, 1, 1, 3, 2, 2, 1, 4, 1])
+    log = new_log(64, 9)._replace(gap_s=seconds, gap_bits=seconds.view(np.int64), gap_count=counts)
+    log.used[2] = seconds.size
+    log_gap(log, 2.0**-19, 2)
+    assert (log.used[2], log.used[4], counts[13]) == (14, 0, 3), "as the one before"
+    log_gap(log, 0.125, 7)
+    first, last = (2.0**-20 + 3e-9) / 4, (2e9 + 2 * 40_000.0 + 4 * 32_760.0) / 8
+    expected = [first, 2.0**-19, 0.25, 0.500005, 1.00075, 1.002, 32_000.0, last, 0.125]
+    assert seconds[: log.used[2]] == pytest.approx(expected)
+    assert counts[: log.used[2]].tolist() == [4, 3, 1, 10, 4, 1, 1, 8, 7] and log.used[4] == 1
+
+
+@plain
+def test_helper_writes_an_iteration_as_a_row_for_each_stage() -> None:
+    """The third of replica 1, of two requests, of whose numbers there is room for two; then the fourth, while one in
+    two is kept."""
+    cluster = arrays(3, replicas=2, replica={"pipeline_parallel": 2, "num_kv_blocks": 30})
+    state, flight, log = cluster.replicas[1], cluster.flights[1, 0], new_log(64, 9, 3)
+    flight.number, flight.num_requests, flight.tokens, flight.prefill_tokens = 3, 2, 12, 8
+    flight.decodes, flight.decode_kv, state.free_blocks, state.num_waiting = 4, 90.0, 20, 5
+    cluster.stage_start_s[1, 0], cluster.stage_end_s[1, 0] = (1.0, 2.0), (1.5, 2.5)
+    cluster.flight_requests[1, 0, :2], cluster.flight_tokens[1, 0, :2] = (2, 0), (8, 4)
+    log_iteration(cluster, log, 1, 0)
+    rows = [(1, 0, 3, 1.0, 1.5, 2, 12, 8, 4, 90.0, 10, 5, 0), (1, 1, 3, 2.0, 2.5, 2, 12, 8, 4, 90.0, 10, 5, 0)]
+    assert log.iterations[:2].tolist() == rows
+    assert log.members[:2].tolist() == [[2, 8], [0, 4]] and log.used.tolist() == [2, 2, 0, 1, 0, 0]
+    log_iteration(cluster, log, 1, 0)
+    assert log.iterations[2].first_member == -1 and log.used.tolist() == [4, 2, 0, 1, 0, 0], "no room for its requests"
+    flight.number, flight.num_requests, log.used[3] = 4, 1, 2
+    log_iteration(cluster, log, 1, 0)
+    assert log.used[0] == 4
+    flight.number = 5
+    log_iteration(cluster, log, 1, 0)
+    assert log.used.tolist() == [6, 3, 0, 2, 0, 0] and log.iterations[4].first_member == 2
+
+
+@plain
+def test_helper_logs_parts_of_prompts_while_there_is_room() -> None:
+    """Of those beside the first, which steps with others: in the middle of its prompt, just done with it, decoding."""
+    cluster, log = arrays(5, replicas=2), new_log(64, 9, 0, 3)
+    flight, q = cluster.flights[1, 0], cluster.requests
+    flight.number, flight.num_grouped, flight.num_requests, flight.end_s, flight.prefill_tokens = 2, 1, 4, 2.5, 9
+    cluster.stage_start_s[1, 0, 0], cluster.flight_requests[1, 0, :4] = 1.5, (0, 4, 2, 3)
+    cluster.flight_tokens[1, 0, :4] = 1, 6, 3, 1
+    q.prefill_tokens, q.processed, q.num_restarts, q.preempted_s = 20, [9, 0, 21, 22, 12], [0, 0, 0, 0, 2], 0.25
+    log.used[3] = 4
+    log_iteration(cluster, log, 1, 0)
+    rows = [(4, 1, 2, 6, 1.5, 2.5, 0.25), (2, 1, 0, 3, 1.5, 2.5, 0.25)]
+    assert log.chunks[:2].tolist() == rows and log.used.tolist() == [0, 0, 0, 4, 0, 2]
+    log_iteration(cluster, log, 1, 0)
+    assert log.chunks.tolist() == [*rows, rows[0]] and log.used[5] == 4, "the last one is only counted"
+    flight.prefill_tokens = 0
+    log_iteration(cluster, log, 1, 0)
+    assert log.used[5] == 4
