@@ -9,7 +9,7 @@ import pytest
 
 from gnomon.catalog.attention import LinearAttention
 from gnomon.catalog.devices import DTYPE_BYTES, device
-from gnomon.catalog.huggingface import parse_config
+from gnomon.catalog.huggingface import parse_config, quantization
 from gnomon.catalog.memory import FIXED_RESERVE_BYTES, SAMPLER_BYTES_PER_LOGIT, _reserve, plan_memory
 from gnomon.catalog.model_library import MODELS, _published_as
 from gnomon.catalog.models import Model
@@ -446,3 +446,55 @@ def test_a_model_is_published_under_the_name_it_was_asked_by(asked: str, publish
     known = MODELS.resolve(asked)
     assert known is not None
     assert _published_as(asked, MODELS[known]) == published
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "name", "each"),
+    [
+        (8, 128, "int8_weights", 1.0), (4, 128, "int4", 0.5 + 2.5 / 128), (4, 32, "int4_group32", 0.5 + 2.0 / 32),
+        (4, 64, "int4_group64", 0.5 + 2.5 / 64), (4, 1, "int4_group1", 3.0), (4, 0, "int4_rows", 0.5),
+        (4, -1, "int4_rows", 0.5),
+    ],
+)  # fmt: skip
+def test_integers_have_scales_by_groups(bits: int, size: int, name: str, each: float) -> None:
+    found = quantization._integers(bits, size)
+    assert (found.name, found.product) == (name, "bf16")
+    assert found.bytes_per_weight == pytest.approx(each, rel=0.02)
+
+
+def _group(bits: int, kind: str) -> dict[str, Any]:
+    return {"config_groups": {"any": {"weights": {"num_bits": bits, "type": kind}}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"quant_method": "fp8"}, "fp8"), ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
+        ({"quant_method": "mxfp4"}, "mxfp4"), ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8_weights"), ({"quant_method": "awq", "bits": 4, "group_size": 64},
+        "int4_group64"), ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8_weights"), ({"quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "awq", "bits": 3}, None), ({"quant_method": "bitsandbytes"}, None),
+        ({"quant_method": "any", "bits": 4}, None), ({"quant_algo": "any"}, None), (_group(6, "float"), None),
+        (_group(16, "float"), None), (_group(3, "int"), None), (_group(16, "int"), None), (_group(4, "int"), "int4"),
+    ],
+)  # fmt: skip
+def test_formats_of_checkpoints_by_name(config: dict[str, Any], name: str | None) -> None:
+    if name is None:
+        with pytest.raises(ConfigError, match="not known"):
+            quantization._format(config, "here")
+    else:
+        assert quantization._format(config, "here").name == name
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, None), ({"kv_cache_quant_algo": "FP8"}, "fp8"), ({"kv_cache_quant_algo": "int8"}, "int8"),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "fp8"), ({"kv_cache_scheme": {"num_bits": 4}}, "fp4"),
+        ({"kv_cache_scheme": {"type": "float"}}, "fp8"), ({"kv_cache_scheme": {"num_bits": 6}}, None),
+        ({"kv_cache_quant_algo": "NVFP4"}, "fp4"),
+    ],
+)  # fmt: skip
+def test_formats_of_kv_in_checkpoints(config: dict[str, Any], expected: str | None) -> None:
+    assert quantization._kv_dtype(config) == expected

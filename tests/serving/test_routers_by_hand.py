@@ -22,6 +22,7 @@ from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import (
     ROUTERS,
+    cache_aware,
     dynamo_kv,
     gateway,
     known,
@@ -899,3 +900,48 @@ def test_lookahead_plays_one_of_idle_replicas_that_are_alike(monkeypatch: pytest
     played.clear()
     lookahead.lookahead(made._replace(known=known.at_first([9] * 6, 1.0, 0.0, 0.0)), 0)
     assert played == list(range(6)), "who does not see all thinks each of its own speed"
+
+
+@plain
+def test_cache_aware_chooses_by_hits_by_tokens_sent_and_by_the_spread_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas 1 to 4 of six: what holds more than 0.3 of 10 tokens, or who was sent the least; the least busy where
+    loads differ by more than 2 and by more than half of the least."""
+    random, chosen = np.random.default_rng(6), set()
+    monkeypatch.setattr(cache_aware, "replica_view", lambda _, r: SimpleNamespace(number=r))
+    for _ in range(300):
+        outstanding, coming, sent = random.integers(0, 5, 6), random.integers(0, 3, 6), 10.0 * random.integers(0, 3, 6)
+        blocks, hits, fewest = random.choice([1, 2], 6), random.integers(0, 3, 6), int(random.integers(0, 4))
+        books = {"num_outstanding": outstanding + fewest, "num_coming": coming, "block_size": blocks}
+        made = fleet_of(books, router="cache_aware", prompt_tokens=10)  # type: ignore[arg-type]
+        made = made._replace(candidates=np.arange(1, 5), parameters=np.array([0.3, 2.0, 1.5]))
+        made.memory[:6] = sent
+        monkeypatch.setattr(prefix_cache, "count_hits", lambda replica, _, hits=hits: hits[replica.number])
+        loads, held = (outstanding + fewest + coming)[1:5], (hits * blocks)[1:5]
+        expected, why = (int(held.argmax()), "held") if held.max() > 3 else (int(sent[1:5].argmin()), "sent")
+        if loads.max() - loads.min() > 2 and loads.max() > 1.5 * loads.min():
+            expected, why = int(loads.argmin()), "load"
+        assert ROUTERS["cache_aware"].route(made, 0) == 1 + expected
+        sent[1 + expected] += 10.0
+        assert made.memory[:6].tolist() == sent.tolist()
+        chosen.add(why)
+    assert len(chosen) == 3
+
+
+@plain
+def test_hash_spill_by_its_hash() -> None:
+    """Replicas 1 to 4 of six; of four with `total` requests and one more each takes up to 1.25 times its share."""
+    random, prime, full = np.random.default_rng(7), 2**31 - 1, 0
+    for session in (0, 7, 123_456, 2**31 - 1, *range(1000, 1100)):
+        books: dict[str, Any] = {name: random.integers(0, 4, 6) for name in ("num_outstanding", "num_coming")}
+        made = fleet_of(books, router="hash_spill", session=session)._replace(candidates=np.arange(1, 5))
+        loads = (books["num_outstanding"] + books["num_coming"])[1:5]
+        weights = []
+        for r in range(1, 5):
+            mixed = (session * 2_654_435_761 + (r + 1) * 2_246_822_519) % prime
+            for factor in (48_271, 69_621):
+                mixed = (mixed ^ (mixed >> 15)) * factor % prime
+            weights.append(mixed)
+        is_full = loads >= math.ceil(1.25 * (loads.sum() + 1) / 4)
+        full += int(is_full[int(np.argmax(weights))])
+        assert ROUTERS["hash_spill"].route(made, 0) == 1 + int(np.argmax(np.where(is_full, -1, weights)))
+    assert full > 10

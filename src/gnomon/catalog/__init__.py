@@ -11,4 +11,4 @@ from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Link, Node, default_node, node, node_names
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
 from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup, scheme, scheme_names, scheme_source
-from gnomon.catalog.topology import Group, replicas
+from gnomon.catalog.topology import Group

@@ -35,11 +35,6 @@ class Group:
         return max(layouts, key=lambda at: (at.num_nodes, -at.per_node, at.is_across_pairs))
 
 
-def replicas(count: int, num_gpus: int) -> Group:
-    """One rank in each of `count` copies of a model on `num_gpus` GPUs each, one behind the other."""
-    return Group(range(0, count * num_gpus, num_gpus), copies=num_gpus)
-
-
 @dataclass(frozen=True)
 class Layout:
     """A group's place: how many nodes, and the links inside and between them."""
