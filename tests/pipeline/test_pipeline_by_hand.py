@@ -11,6 +11,7 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.jit import jit
 from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import NO_TIER, StepCosts, check_priority, priorities
 from gnomon.pipeline.execution import execute, jittered, step_graph
@@ -26,6 +27,8 @@ from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import Plan, make, zero_bubble_auto
 from gnomon.pipeline.zoo.packing import Timeline
 from gnomon.pipeline.zoo.plan import check_passes
+from gnomon.timing.fair_share import LINK as LINK_RECORD
+from gnomon.timing.fair_share import share_links
 
 
 def test_a_graph_is_arrays_of_tasks_and_of_those_that_wait_for_each() -> None:
@@ -493,3 +496,43 @@ def test_a_table_of_a_sweep(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             read_csv(path)
+
+
+FLOW = np.dtype([
+    ("rank", np.int64), ("receiver", np.int64), ("type", np.int64), ("order", np.int64), ("share", np.float64),
+    ("fixed", np.bool_), ("throttled", np.bool_),
+])  # fmt: skip
+
+
+@jit
+def _shared(flows: Any, links: Any, present: Any, weights: Any, tiers: Any) -> None:
+    share_links(flows, links, np.arange(flows.size), flows.size, present, weights, tiers)
+
+
+@pytest.mark.parametrize(
+    ("flows", "weights", "tiers", "shares", "throttled"),
+    [
+        ([(0, -1, 0), (0, -1, 2)], (0, 0, 0), (NO_TIER,) * 3, [2, 2], []),
+        ([(0, -1, 0), (0, -1, 0), (0, -1, 2)], (3, 0, 1), (NO_TIER,) * 3, [1.5, 1.5, 1], []),
+        ([(0, -1, 0), (0, -1, 1)], (3, 0, 1), (NO_TIER,) * 3, [4, 0], []),  # no weight where others have one
+        ([(0, -1, 1), (0, -1, 0)], (1, 1, 1), (NO_TIER, 0, NO_TIER), [4, 0], []),  # the first of all is exclusive
+        ([(0, -1, 0), (0, -1, 1)], (1, 1, 1), (NO_TIER, 0, NO_TIER), [0, 4], []),
+        ([(0, -1, 0), (0, -1, 1)], (1, 1, 1), (2, 1, NO_TIER), [0, 4], []),
+        ([(0, -1, 1), (0, -1, 1)], (1, 1, 1), (2, 1, NO_TIER), [4, 0], []),  # in order
+        ([(0, 2, 0), (1, 2, 0)], (0, 0, 0), (NO_TIER,) * 3, [2, 2], [0, 1]),  # 8 come to where 4 can be taken
+        ([(0, 2, 0), (1, 2, 0), (1, 0, 0)], (0, 0, 0), (NO_TIER,) * 3, [8 / 3, 4 / 3, 8 / 3], [0, 1]),
+        ([(0, 2, 1), (1, 2, 1), (0, 1, 0)], (0, 0, 0), (NO_TIER, 0, NO_TIER), [2, 2, 2], [0, 1]),
+    ],
+)
+def test_senders_divide_and_receivers_push_back(
+    flows: list[tuple[int, int, int]], weights: Any, tiers: Any, shares: list[float], throttled: list[int]
+) -> None:
+    """Links of 4 units a second each way."""
+    made = np.zeros(len(flows), FLOW).view(np.recarray)
+    for order, (rank, receiver, kind) in enumerate(flows):
+        made[order] = (rank, receiver, kind, order, 9.0, True, False)
+    links = np.zeros(3, LINK_RECORD).view(np.recarray)
+    links.capacity = 4.0
+    _shared(made, links, np.ones((3, 3), np.int64), np.array(weights, float), np.array(tiers))
+    assert made.share == pytest.approx(shares)
+    assert np.flatnonzero(made.throttled).tolist() == throttled

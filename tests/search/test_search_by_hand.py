@@ -745,6 +745,8 @@ def test_the_least_that_those_who_still_wait_will_have_waited() -> None:
     assert least_excess(requests, SloTargets()).met
     assert least_excess(requests, limits, 1.4) == found
     assert least_excess(requests, limits, 4.0).worst == "ttft_s max", "4 of 5 s; of the median nothing is said"
+    requests[0] = (0.0, 0.0, 7.0, 0.0)
+    assert least_excess(requests, build(SloTargets, {"ttft_s": {"max": 1.0}})).excess == 4.0, "at once, at 0 s"
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 1000])

@@ -42,7 +42,7 @@ from gnomon.timing.sources.profile.servingsim import read_attention
 from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
 from gnomon.timing.sources.profile.skew import skew_table
 from gnomon.timing.sources.roofline import Roofline
-from gnomon.timing.sources.silicon import collectives, latent, quantizing
+from gnomon.timing.sources.silicon import collectives, exchange, latent, quantizing
 from gnomon.timing.sources.silicon.attention import waiting_for_the_longest
 from gnomon.timing.sources.silicon.exchange import exchange_rows, node_ranks
 from gnomon.timing.sources.silicon.kernels import nearest
@@ -555,3 +555,13 @@ def test_host_time_of_a_profile(tmp_path: Path) -> None:
     (tmp_path / "host.csv").write_text("\n".join([*lines, *parts, "iteration,0,0.004", "iteration,2,0.004"]))
     whole = native._read_host(read_csv(tmp_path / "host.csv"))
     assert (whole.per_iteration_s, whole.per_sequence_s) == pytest.approx((0.004, 0.0))
+
+
+def test_an_exchange_is_scaled_from_the_shape_nearest_in_bytes() -> None:
+    """20 elements a token lie nearer to 32 than to 8, by their ratios: of its seconds 20 / 32."""
+    rows = pl.DataFrame(
+        {"tokens": [1, 1, 2, 2], "width": [4, 8, 4, 8], "choices": [2, 4, 2, 4], "seconds": [1.0, 3.2, 2.0, 6.4]}
+    )
+    found = exchange._nearest(rows, 5, 4)
+    assert found["tokens"].to_list() == [1, 2] and found["seconds"].to_list() == pytest.approx([2.0, 4.0])
+    assert exchange._nearest(rows, 5, 3)["seconds"].to_list() == pytest.approx([15 / 8, 30 / 8])
