@@ -68,6 +68,11 @@ def test_mistakes(cli, flags, said):
     assert said in cli("check", *ASKED, *flags, code=2).output
 
 
+def test_a_limit_may_have_its_unit(cli):
+    told = json.loads(cli("check", *ASKED, "--slo", "e2e_p99=1.5min", "--json").output)
+    assert told["figures"][1]["limit"] == 90.0
+
+
 # step_timer
 
 

@@ -93,6 +93,12 @@ def test_compare_json(cli: Any, tmp_path: Path) -> None:
         (("compare",), "only one variant"),
         (("compare", "--vary", "router"), "FIELD=A,B"),
         (("compare", "--vary", "batching.polisy=orca,vllm"), "batching.policy"),
+        (("simulate", "--gpu", "h100,b200"), "one name here; `gnomon compare --vary` takes several"),
+        (("simulate", "--router", "random", "--router.name", "lmetric"), "--router and --router.name say the same"),
+        (("simulate", "/dev/null"), "/dev/null: the file holds nothing."),
+        (("explain",), "example: gnomon explain runs/demo\n"),
+        (("posttrain", "plan"), "example: gnomon posttrain plan examples/posttrain/small.yaml\n"),
+        (("convert", "vlm", "vllm serve"), "invalid value for 'TOOL': 'vlm'"),
     ],
 )
 def test_mistakes_are_explained(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from click import unstyle
 
 from gnomon.cli import printing
 from gnomon.cli.printing import UNLIMITED, continued, laid_out
+from gnomon.core.errors import GnomonError
 from gnomon.report.blocks import Card, Command, Facts, Html, Line, Plot, Section, Table, link, without
 from gnomon.report.page import html_of, notebook_html, write_page
 
@@ -39,6 +41,26 @@ def test_every_part_has_the_names() -> None:
     text = unstyle(laid_out(Table(rows), 40))
     assert text.count("n2") > 1
     assert all(f"{1000 * i + j:,}" in text.split() for i in range(3) for j in range(12))
+
+
+def test_every_part_has_what_tells_the_rows_apart() -> None:
+    rows = [{"operator": op, "estimator": how, "mean": 1.25, "median": 2.5} for op in "ab" for how in ("grid", "line")]
+    head, _, *first = unstyle(laid_out(Table(rows, caption="In %."), 28)).split("\n")
+    assert (head, first[1]) == ("operator  estimator  mean", "a         line       1.25")
+    assert first[4:] == [
+        "", "operator  estimator  median", "─" * 27, "a         grid          2.5", "a         line          2.5",
+        "b         grid          2.5", "b         line          2.5", "In %.", "",
+    ]  # fmt: skip
+    narrow = unstyle(laid_out(Table(rows), 25)).split("\n")  # No room for both beside a column: the first alone.
+    assert narrow[0] == "operator  estimator  mean" and narrow[7] == "operator  median"
+
+
+def test_what_would_be_right_is_a_paragraph_of_its_own_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = GnomonError("no such file.", where="a.yaml", fix="Check the path of it.")
+    assert printing.complaint(error) == "gnomon: a.yaml: no such file. Check the path of it."
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "24")
+    assert printing.complaint(error) == "gnomon: a.yaml: no such\n  file.\n  Check the path of it."
 
 
 def test_numbers_are_to_the_right_and_nothing_is_padded() -> None:

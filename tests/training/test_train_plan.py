@@ -40,6 +40,12 @@ def test_every_candidate_divides_the_job():
         assert one.check().num_microbatches * one.data_parallel * one.micro_batch == 16
 
 
+def test_without_a_batch_all_layouts_train_on_the_same():
+    """Not each on what its own copies would take: a layout of few copies has a short step because it does little."""
+    asked = TrainConfig(model="llama-3-8b", gpus=8, sequence=4096)
+    assert {one.batch_size for one in candidates(asked)} == {asked.batch_size} == {8}
+
+
 def test_the_winner_is_the_fastest_of_all_that_fit(found):
     fitting = [one for one in map(bounded, candidates(ASKED)) if one is not None]
     steps = [train_step(one.config, check=False) for one in fitting]

@@ -139,7 +139,6 @@ def with_facts(scenario: Scenario, logs: Sequence[Log]) -> Scenario:
 
 
 def with_constants(base: Scenario, calibration: Calibration) -> Scenario:
-    """The scenario with a calibration's constants in place of its own."""
     given = base.model_dump(mode="json", exclude_unset=True)
     return build(Scenario, filled_in(nested(calibration.settings), given))
 

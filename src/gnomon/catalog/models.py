@@ -153,7 +153,6 @@ class Model(ModelShape):
         return body + self._bytes_held(self._ends(parallelism, stage), parallelism, dtype)
 
     def _bytes_held(self, weights: list[Weights], parallelism: Parallelism, dtype: str) -> float:
-        """Bytes of these weights on one rank."""
         formats, total = self.precision(dtype), 0.0
         for one in weights:
             is_expert = one.group == "routed_experts"

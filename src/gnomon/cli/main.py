@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 
 import click
@@ -83,12 +84,17 @@ def main(arguments: list[str] | None = None) -> None:
         with alive("working"):
             gnomon.main(args=arguments, prog_name="gnomon", standalone_mode=False)
     except GnomonError as error:
-        click.echo(f"gnomon: {error}", err=True)
+        from gnomon.cli.printing import complaint
+
+        click.echo(complaint(error), err=True)
         sys.exit(2)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
+        if isinstance(error, click.MissingParameter) and error.ctx is not None:
+            for example in re.findall(r"^ +gnomon .*", error.ctx.command.help or "", re.MULTILINE)[:1]:
+                click.echo(f"Example:{example[1:]}", err=True)
         sys.exit(2)
     except MemoryError as error:
         click.echo(f"gnomon: this is too large for the machine's memory: {error}.", err=True)

@@ -13,7 +13,7 @@ import click
 
 from gnomon.cli.printing import json_option, print_rows, show
 from gnomon.cli.progress import progress
-from gnomon.core.config import Config, Field, fields, submodels
+from gnomon.core.config import Config, Field, fields, refuse_said_twice, submodels
 from gnomon.core.short_names import short_names
 from gnomon.core.text import own_yaml
 
@@ -49,7 +49,9 @@ class SectionedCommand(click.Command):
         """Call the command with `overrides`: the fields that were given, by their dotted names."""
         if self._leaves:
             given = {leaf.dotted: _listed(leaf, ctx.params.pop(name)) for name, leaf in self._leaves.items()}
-            ctx.params["overrides"] = {dotted: value for dotted, value in given.items() if value is not None}
+            overrides = {dotted: value for dotted, value in given.items() if value is not None}
+            refuse_said_twice(self.callback.config[0], overrides)  # type: ignore[union-attr]
+            ctx.params["overrides"] = overrides
         return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -88,7 +88,6 @@ def run(**given: Any) -> None:
 
 
 def _written(step: api.PipelineStep, given: dict[str, Any]) -> list[Path]:
-    """The files of the step, where any are asked for."""
     if not given["out"] and not given["open_page"]:
         return []
     look = {name: given[name] for name in ("view", "show_throttling", "show_completion_time")}

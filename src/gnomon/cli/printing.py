@@ -1,7 +1,7 @@
 """Tables for people, JSON for programs: one call for both.
 
-A table never loses a digit, a unit or its name column. What is wider than the terminal is wrapped where it is words;
-else the columns are laid out in several parts, each with the names. A file or a pipe has no width to respect.
+A table never loses a digit, a unit or the names of its rows. What is wider than the terminal is wrapped where it is
+words; else the columns are laid out in several parts, each with the names. A file or a pipe has no width to respect.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import click
 
 if TYPE_CHECKING:
     from gnomon.api.result import Result
+    from gnomon.core.errors import GnomonError
     from gnomon.report.blocks import Block, Line, Table
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -104,6 +105,15 @@ def _filled(text: str, width: int, indent: str) -> str:
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def complaint(error: GnomonError) -> str:
+    """A user's mistake in a paragraph; on a terminal too narrow for it, what would be right on lines of its own."""
+    text, fix = f"gnomon: {error}", error.fix
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else UNLIMITED
+    if len(text) <= width or not fix:
+        return _filled(text, width, "  ")
+    return f"{_filled(text.removesuffix(f' {fix}'), width, '  ')}\n{_filled(f'  {fix}', width, '  ')}"
+
+
 def continued(command: str, width: int) -> str:
     """A command of the shell in lines of at most `width` columns, to be copied as it stands; no word is cut."""
     done = []
@@ -129,11 +139,10 @@ def laid_out(table: Table, width: int) -> str:
         _Column(name, [cell(row.get(name)) for row in table.rows], table.is_left(name)) for name in table.columns
     ]
     texts = [click.style(part, bold=True) for part in textwrap.wrap(table.title, width)] if table.title else []
-    for part in _parts(columns, width):
+    parts = _parts(columns, width)
+    for part in parts:
         texts += [*_lines(part), ""]
-    texts = texts[:-1]
-    if table.caption:
-        texts += textwrap.wrap(table.caption, width)
+    texts[-1:] = textwrap.wrap(table.caption, width) + [""] * (len(parts) > 1)  # Where one in several parts ends.
     return "\n".join(texts)
 
 
@@ -165,20 +174,32 @@ class _Column:
 
 
 def _parts(columns: list[_Column], width: int) -> list[list[_Column]]:
-    """The columns in as few groups as fit, each led by the first column."""
-    if not columns:
-        return []
-    first, *others = columns
-    parts: list[list[_Column]] = [[first]]
-    for column in others:
+    """The columns in as few groups as fit, each led by those that tell the rows apart."""
+    leading = _names(columns, width)
+    parts = [columns[:leading]] if columns else []
+    for column in columns[leading:]:
         candidate = [*parts[-1], column]
-        if len(parts[-1]) > 1 and sum(one.least for one in candidate) + len(GAP) * (len(candidate) - 1) > width:
-            parts.append([_Column(first.name, first.cells, first.is_left), column])
+        if len(parts[-1]) > leading and _least(candidate) > width:
+            parts.append([*(_Column(one.name, one.cells, one.is_left) for one in columns[:leading]), column])
         else:
             parts[-1] = candidate
     for part in parts:
         _narrow(part, width)
     return parts
+
+
+def _names(columns: list[_Column], width: int) -> int:
+    """How many columns name the rows: the first, or as many as make each row another where two parts hold them all."""
+    for count in range(1, len(columns)):
+        rows = list(zip(*(one.cells for one in columns[:count]), strict=True))
+        if len(set(rows)) == len(rows):
+            return count if max(_least([*columns[:count], one]) for one in columns[count:]) <= width else 1
+    return 1
+
+
+def _least(columns: list[_Column]) -> int:
+    """How narrow these columns can be, side by side."""
+    return sum(one.least for one in columns) + len(GAP) * (len(columns) - 1)
 
 
 def _narrow(columns: list[_Column], width: int) -> None:

@@ -15,6 +15,7 @@ from gnomon.cli.printing import json_option, print_json, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
+from gnomon.core.units import duration
 
 REPORT = "The report is {}/report.html; open it in a browser."
 
@@ -142,9 +143,10 @@ def check(
 def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
-        return name, float(value)
+        return name, duration(value) or float(value)
     except ValueError:
-        raise ConfigError(f"{text!r} is no limit.", where="--slo", fix="Write it as ttft_p99=0.5.") from None
+        fix = "Write it as ttft_p99=0.5 or ttft_p99=500ms."
+        raise ConfigError(f"{text!r} is no limit.", where="--slo", fix=fix) from None
 
 
 @click.command()

@@ -18,7 +18,7 @@ JOBS = {"megatron": "train step", "verl": "posttrain run", "rlinf": "posttrain r
 
 
 @click.command()
-@click.argument("tool", type=click.Choice(TOOLS))
+@click.argument("tool", metavar="TOOL", type=click.Choice(TOOLS))
 @click.argument("command_line", metavar="COMMAND")
 @verb("convert")
 @json_option

@@ -44,7 +44,6 @@ def manifest(scenario: Scenario, target: str) -> Manifest:
 
 
 def _servers(scenario: Scenario, engine: str) -> list[tuple[str, Pool, list[str]]]:
-    """Name, pool and words of every server."""
     base = re.sub(r"[^a-z0-9]+", "-", (catalog.model(scenario.model).hf_id or scenario.model).lower()).strip("-")[-40:]
     servers = []
     for pool in scenario.all_pools():

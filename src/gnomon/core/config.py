@@ -13,7 +13,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -165,6 +165,15 @@ def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str,
     return build(model, data, where=str(path) if path is not None else None, places=places)
 
 
+def refuse_said_twice(model: type[BaseModel], overrides: Collection[str]) -> None:
+    """A section's own name and the field that it is short for, both given: `router` and `router.name`."""
+    for dotted in overrides:
+        section, _, name = dotted.rpartition(".")
+        if section in overrides and name == _shorthand(_models_at(model, tuple(section.split(".")))):
+            both = f"--{section} and --{dotted}".replace("_", "-")
+            raise ConfigError(f"{both} say the same.", fix="Give one of them.")
+
+
 def _beside(data: Any, folder: Path) -> Any:
     """Python files and calibrations that a file names, beside that file; where it is not there, as it is given."""
     if isinstance(data, list):
@@ -250,7 +259,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, str]]:
     except DataError as error:
         raise ConfigError(error.what, where=error.where, fix=error.fix) from None
     if data is None:
-        return {}, {}
+        fix = "Give it a key, such as `model: llama-3-8b`; without a file, the defaults are taken."
+        raise ConfigError("the file holds nothing.", where=str(path), fix=fix)
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(path))
     lines: dict[Path_, int] = {}

@@ -34,6 +34,8 @@ class UnknownNameError(GnomonError):
         names = sorted(known)
         near = nearest(name, names)
         guess = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+        if "," in name:
+            guess = "It is one name here; `gnomon compare --vary` takes several. "
         listing = f"Known: {', '.join(names)}." if names else f"There is no {kind} yet."
         if len(names) > MOST_LISTED:
             listing = f"There are {len(names)}; some of them: {', '.join(names[:: len(names) // 8 + 1])}."

@@ -87,7 +87,6 @@ class StepCosts(Config):
     """Spread of a pass's time: the standard deviation of its logarithm, with the mean unchanged."""
 
     def per_stage(self, name: str, num_stages: int) -> Floats:
-        """The field `name` as one number per stage."""
         values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
         if values.size not in (1, num_stages):
             fix = "Give one number, or one per stage."

@@ -20,7 +20,6 @@ def read(path: str | Path) -> Schedule:
 
 
 def parse(text: str, *, name: str = "schedule", where: str = "schedule") -> Schedule:
-    """Parse the CSV text of a schedule."""
     ranks = []
     for line, row in enumerate(csv.reader(io.StringIO(text)), start=1):
         if any(cell.strip() for cell in row):

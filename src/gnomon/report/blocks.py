@@ -40,7 +40,6 @@ class Table:
         return list(self.rows[0]) if self.rows else []
 
     def is_left(self, column: str) -> bool:
-        """Whether a column is aligned to the left."""
         if self.left is not None:
             return column in self.left
         return column == self.columns[0] or not all(_is_number(row.get(column)) for row in self.rows)

@@ -27,7 +27,6 @@ def slice_event(name: str, process: int, thread: int, start_s: float, end_s: flo
 
 
 def counter_event(name: str, process: int, at_s: float, values: Mapping[str, float]) -> Event:
-    """The values of a counter from a moment on."""
     return {"name": name, "ph": "C", "ts": microseconds(at_s), "pid": process, "args": dict(values)}
 
 

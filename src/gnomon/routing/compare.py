@@ -85,7 +85,6 @@ class RouteComparison:
     scenarios: dict[str, Scenario]
 
     def values(self, scenario: str, router: str, figure: str) -> list[float]:
-        """One figure of one router, seed by seed."""
         return [getattr(row, figure) for row in self.rows if (row.scenario, row.router) == (scenario, router)]
 
     def mean(self, scenario: str, router: str, figure: str) -> float:

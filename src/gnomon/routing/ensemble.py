@@ -48,7 +48,6 @@ class Ensemble(NamedTuple):
 
 @macro
 def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
-    """One lane as the fleet that it is."""
     all_ = fleets.cluster
     cluster = Cluster(
         first_rows(all_.replicas[lane], num_replicas), all_.requests[lane], all_.flights[lane], all_.running[lane],

@@ -26,7 +26,6 @@ TRAINING_SHARE = 0.7  # Of a trace, by requests.
 
 
 def training_requests(workload: WorkloadConfig, count: int, seed: int) -> Requests:
-    """`count` requests to train on."""
     if not _is_recorded(workload):
         return generate(workload.model_copy(update={"num_requests": count}), seed)
     whole = _recorded(workload)

@@ -157,6 +157,5 @@ def _requests(name: str, source: str | None, count: int | None, seed: int) -> An
 
 
 def as_scenario(name: str, tuned: Tuned, config: TuneConfig) -> Scenario:
-    """The scenario with the tuned rule as its router."""
     router = RouterConfig(name=RULE, options=tuned.options, lengths=config.lengths)
     return find_scenario(name, config.source).model_copy(update={"router": router})

@@ -173,7 +173,6 @@ class Prober:
     _known: dict[tuple[float, int], Verdict] = field(default_factory=dict)
 
     def __call__(self, rate: float, count: int) -> Verdict:
-        """The verdict on the first `count` requests at `rate`."""
         key = (rate, count)
         if key not in self._known:
             self._known[key] = self._simulate(rate, count)

@@ -53,7 +53,7 @@ class SloTargets(Config):
     """Limits in seconds, each at a statistic: `ttft_s: {p90: 2}`. Statistics: mean, max, p50, p99, p99.9, ..."""
 
     ttft_s: Limits = Field(default_factory=dict)
-    """Time to the first token."""
+    """Time to the first token, such as {p99: 0.5}."""
     tbt_s: Limits = Field(default_factory=dict)
     """Gaps between tokens, over all tokens."""
     tpot_s: Limits = Field(default_factory=dict)

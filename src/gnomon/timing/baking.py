@@ -201,7 +201,6 @@ class _Oven:
         return np.ascontiguousarray(known[:, : maximum + 1])
 
     def _sum(self, stages: list[list[Operator]], axis: str, at: Floats) -> Floats:
-        """[stage, sizes] of the operators on one axis."""
         out = np.zeros((len(stages), at.size))
         for stage, operators in enumerate(stages):
             exposed = self.timer.exposed(operators, at) if axis == "token" else np.ones_like(at)

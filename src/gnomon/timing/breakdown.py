@@ -41,7 +41,6 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """Sequences that sample."""
         return self.decode + (1 if self.prefill else 0)
 
 

@@ -18,7 +18,6 @@ node's link says is that of engines' own kernels, which do not span nodes."""
 
 
 def collective_s(collective: Collective, num_bytes: Floats, group: Group, node: Node) -> Floats:
-    """Seconds of one collective of a group on nodes like `node`."""
     if group.size <= 1:
         return np.zeros_like(num_bytes)
     at = group.on(node)

@@ -67,7 +67,6 @@ class Template:
     """Of the whole pass or transfer."""
 
     def with_seconds(self, s: StageSeconds) -> Run:
-        """This run with other seconds."""
         ones = np.ones_like(s.forward)
         rows = [s.forward, s.input_grad, s.weight_grad, s.input_grad + s.weight_grad, s.sync, s.gather]
         table = np.vstack([*rows, s.send * ones, s.latency * ones, s.forward])

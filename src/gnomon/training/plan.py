@@ -92,7 +92,8 @@ def fastest(asked: TrainConfig, workers: Map) -> TrainStep:
 
 
 def candidates(asked: TrainConfig) -> Iterator[TrainConfig]:
-    """Every layout of these GPUs that divides them and the batch, with what was given kept."""
+    """Every layout of these GPUs that divides them and the batch, with what was given kept; all do the same work."""
+    asked = asked.model_copy(update={"batch": asked.batch_size})
     model, gpus = asked.shape, asked.gpus
     tensors = _given(asked, "tensor_parallel", _powers(min(MOST_TENSOR, asked.where.num_gpus, gpus)))
     pipelines = [d for d in range(1, min(gpus, model.num_layers) + 1) if gpus % d == 0]

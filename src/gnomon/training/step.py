@@ -79,7 +79,7 @@ class TrainStep:
         raise DoesNotFitError(
             f"a GPU of pipeline rank {self.memory.fullest} needs {self.memory.reserved_bytes / GB:.1f} GB"
             f" ({self.memory.words}, between blocks and context {spare:.1f}), {short:.1f} GB more than the"
-            f" {self.memory.device_bytes / GB:.1f} GB of a {self.config.device}.",
+            f" {self.memory.device_bytes / GB:.1f} GB of one {self.config.device}.",
             fix=fix,
         )
 

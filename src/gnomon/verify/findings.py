@@ -59,7 +59,6 @@ proof = PROOFS.register
 
 
 def each(items: Sequence[Item], on_progress: Progress | None) -> Iterable[Item]:
-    """The items one by one, reporting."""
     for number, item in enumerate(items):
         if on_progress:
             on_progress(number, len(items))

@@ -112,7 +112,6 @@ class ClosedLoop(Process):
     """How the pause varies around its mean."""
 
     def pauses(self, num_requests: int, seed: int) -> Floats:
-        """Before every request."""
         if self.think == "exponential":
             return stream(seed, "think time").exponential(self.think_s, num_requests)
         return np.full(num_requests, self.think_s)

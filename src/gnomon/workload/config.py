@@ -123,7 +123,6 @@ class AgentsConfig(Config):
 
     @property
     def calls_per_session(self) -> int:
-        """All model calls of a session."""
         return self.calls + self.sub_agents * self.sub_calls
 
 

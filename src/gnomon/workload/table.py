@@ -38,7 +38,6 @@ class Table:
         return [name for name in self.frame.columns if name != LINE]
 
     def numbers(self, column: str, least: float = -np.inf) -> NDArray[np.float64]:
-        """A column of finite numbers, none below `least`."""
         import polars as pl
 
         values = self.frame[column]

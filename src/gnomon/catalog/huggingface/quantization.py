@@ -58,7 +58,6 @@ def parse_quantization(config: Mapping[str, Any], model: Model, where: str) -> Q
 
 
 def _layers_with(model: Model, group: WeightGroup) -> list[int]:
-    """The layers that have weights of a group."""
     return [
         layer
         for layer in range(model.num_layers)
@@ -114,7 +113,6 @@ def _algorithm(rule: Mapping[str, Any], where: str) -> WeightFormat:
 
 
 def _compressed(group: Mapping[str, Any], where: str) -> WeightFormat:
-    """One group of compressed-tensors."""
     weights = group.get("weights") or {}
     bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
     is_stored_only = group.get("input_activations") is None

@@ -41,7 +41,6 @@ def poisson(mix: str, rate: float, duration_s: float, seed: int, *, ramp: bool =
 
 
 def draw(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """`count` prompt and output lengths."""
     sides = [(median * np.exp(sigma * rng.standard_normal(count)), most) for median, sigma, most in lengths]
     prompts, outputs = (np.clip(np.rint(drawn), 2, most).astype(int).tolist() for drawn, most in sides)
     return prompts, outputs

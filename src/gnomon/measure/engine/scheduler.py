@@ -47,7 +47,6 @@ class Request:
         self.num_tokens = len(self.prompt) + len(self.output)
 
     def token_ids(self, count: int) -> Ints:
-        """The next `count` tokens to compute."""
         start = self.computed
         if start + count <= len(self.prompt):
             return self.prompt[start : start + count]

@@ -115,7 +115,6 @@ def packed(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all."""
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_bytes(content)
     os.replace(temporary, path)

@@ -102,13 +102,11 @@ def _rank(
 def _as_rank(
     rank: int, ranks: int, ranks_per_node: int, address: str, backend: str, wanted: Sequence[str], sizes: Sequence[int]
 ) -> Samples:
-    """One rank of the group that meets at `address`."""
     place = {"init_method": f"tcp://{address}", "rank": rank, "world_size": ranks}
     return _in_group(wanted, sizes, ranks_per_node, backend, **place)
 
 
 def _in_group(wanted: Sequence[str], sizes: Sequence[int], ranks_per_node: int, backend: str, **place: Any) -> Samples:
-    """Join a group of ranks, and measure."""
     dist.init_process_group(backend, **place)
     try:
         measured: Samples = {}

@@ -7,5 +7,4 @@ __all__ = ["SCHEDULES", "Plan", "ScheduleSpec", "check_passes", "make", "pipelin
 
 
 def make(name: str, plan: Plan) -> Schedule:
-    """The schedule `name` for `plan`."""
     return SCHEDULES[name].make(plan)

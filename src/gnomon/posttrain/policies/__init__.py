@@ -102,5 +102,4 @@ def scheduling_policy(name: str, **traits: Any) -> Callable[[P], P]:
 
 
 def make_policy(name: str, options: dict[str, Any] | None = None) -> Policy:
-    """The policy of that name with its options."""
     return build(POLICIES[name].policy, options or {}, where=f"options of policy {name}")

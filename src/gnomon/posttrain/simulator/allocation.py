@@ -275,7 +275,6 @@ class InferenceQueue:
         self._copies, self._gpus = [], []
 
     def add(self, group: int, tokens: Ints, done_s: float) -> None:
-        """A group was generated at `done_s`."""
         if not self._copies:
             self._backlog.append((done_s, group, tokens))
             return

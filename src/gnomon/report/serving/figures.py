@@ -91,7 +91,6 @@ def levels(run: Run, start_s: float, end_s: float) -> Levels:
 
 
 def rates(run: Run, start_s: float, end_s: float) -> Rates:
-    """Count over the run from `start_s` to `end_s`."""
     q = run.cluster.requests
     served, done = _served(run), q.status == FINISHED
     end_s = max(end_s, start_s + 1e-9)
@@ -141,7 +140,6 @@ def _output_tokens_by(at: Floats, run: Run) -> Floats:
 
 
 def _sums_by(at: Floats, stamps_s: Floats, *values: Floats) -> list[Floats]:
-    """The sum of each of the values stamped by each moment."""
     order = np.argsort(stamps_s)
     count = np.searchsorted(stamps_s[order], at, side="right")
     return [np.concatenate([[0.0], np.cumsum(each[order])])[count] for each in values]

@@ -51,7 +51,6 @@ class TierHits:
 
 
 def tier_hits(run: Run) -> TierHits | None:
-    """Hit rates by tier; None where no tier is given."""
     if run.tiers is None:
         return None
     q, replicas = run.cluster.requests, run.cluster.replicas

@@ -51,7 +51,6 @@ def mean_iterations(rows: Any) -> list[MeanIteration]:
 
 
 def _mean(prefill: Ints, decodes: Ints, decode_kv: Ints) -> Batch:
-    """A batch of the mean chunk and the mean decodes."""
     mean_decodes, kv = float(decodes.mean()), float(decode_kv.sum() / max(decodes.sum(), 1))
     return Batch(
         prefill=_whole(float(prefill.mean())), decode=_whole(mean_decodes), kv=_whole(kv) if mean_decodes else 0

@@ -125,7 +125,6 @@ def _fill_from_crosses(grid: Floats) -> None:
 
 
 def _median_of_crosses(padded: Floats, cells: Cells) -> tuple[Floats, Cells]:
-    """For each cell the median over its crosses, and how many there are."""
     strides = [int(np.prod(padded.shape[dimension + 1 :])) for dimension in range(padded.ndim)]
     at, values = np.ravel_multi_index(tuple(cells.T), padded.shape), padded.ravel()
     shifts = [step for step in range(-REACH, REACH + 1) if step]

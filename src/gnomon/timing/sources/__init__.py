@@ -100,7 +100,6 @@ def timing_source(name: str, **traits: Any) -> Callable[[Factory], Factory]:
 
 
 def make_source(context: Context, name: str | None = None) -> Source:
-    """The source that the configuration (or `name`) asks for."""
     return SOURCES[name or context.config.source].make(context)
 
 

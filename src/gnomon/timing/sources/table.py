@@ -49,7 +49,6 @@ def given_tables(
 
 
 def each_stage(one: Floats, num_stages: int) -> Floats:
-    """[stage, ...]: the same for every pipeline stage."""
     return np.repeat(one[None], num_stages, axis=0)
 
 

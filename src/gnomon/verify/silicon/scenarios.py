@@ -122,7 +122,6 @@ def _policy_options(server: Server, layout: Layout, launch: Launch) -> dict[str,
 
 
 def model_of(server: Server) -> str:
-    """The server's model in the catalog."""
     return str(data("checkpoints")["models"].get(server.model, server.model))
 
 

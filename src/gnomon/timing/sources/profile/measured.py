@@ -215,7 +215,6 @@ def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound 
 
 
 def _points(operator: Operator, samples: Samples, sizes: tuple[Floats, ...]) -> Floats:
-    """The sizes as rows of the samples' columns."""
     if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2:
         tokens = np.ravel(sizes[0])
         return np.column_stack([_tokens_here(operator.work, tokens), operator.work.touched(tokens)])

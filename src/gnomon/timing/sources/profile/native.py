@@ -93,7 +93,6 @@ def read_manifest(root: Path) -> dict[str, Any]:
 
 
 def content_hash(files: dict[str, dict[str, Any]]) -> str:
-    """One hash for all files of a bundle."""
     lines = (f"{name} {files[name]['sha256']}\n" for name in sorted(files))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -67,7 +67,6 @@ def _blended(bundle: Bundle, operator: Operator, formula: Seconds, shapes: list[
 
 
 def _shaped(work: Work, shape: Key) -> Work:
-    """The work with another shape."""
     _, *values = shape
     if isinstance(work, Gemm):
         return replace(work, n=int(values[0]), k=int(values[1]))
