@@ -193,6 +193,13 @@ def test_the_report_holds_everything(small, tmp_path):
     )
 
 
+def test_no_router_is_without_its_name_in_a_picture(small):
+    drawn = [route_text.overview(small), *(route_text.bars(small, "chat", figure) for figure in route_text.FIGURES)]
+    for layout in (one["layout"] for one in drawn):
+        assert layout["yaxis"]["dtick"] == 1 and layout["yaxis"]["automargin"]
+        assert layout["height"] >= 120 + 18 * 2
+
+
 def assert_runs(code):
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

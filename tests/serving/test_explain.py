@@ -221,6 +221,9 @@ def test_drawings_and_frames() -> None:
     assert {name: bool(found.drawings[name]["data"]) for name in ("causes", "slowest", "neighbours")} == {
         "causes": True, "slowest": True, "neighbours": True
     }  # fmt: skip
+    for name in ("causes", "slowest"):  # The legend below has room, however many causes there are.
+        data = found.drawings[name]["data"]
+        assert found.drawings[name]["layout"]["height"] >= 22 * (len(data) + 2) + 160
     frame = found.frames["parts"]
     total = sum(frame[f"{name}_ns"] for name in NAMES)
     assert (total == frame["e2e_ns"]).all()

@@ -53,6 +53,24 @@ def test_runs_are_told_by_their_files(saved: Path) -> None:
         open_run(saved, "..")
 
 
+def test_plans_policies_and_training_steps_are_listed(tmp_path: Path) -> None:
+    from gnomon import train, train_plan
+
+    small = {"model": "llama-3-8b", "gpu": "h100", "gpus": 8, "batch": 8, "tensor_parallel": 4}
+    train(**small).save(tmp_path / "step")
+    train_plan(**small, pipeline_parallel=1, micro_batch=1, context_parallel=1).save(tmp_path / "plan")
+    for folder, mark in (("policies", "policies.json"), ("plans", "plans.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / mark).touch()
+    kinds = {one.name: one.kind.name for one in find_runs(tmp_path)}
+    assert kinds == {
+        "step": "training step", "plan": "training plan", "policies": "post-training policies",
+        "plans": "post-training plan",
+    }  # fmt: skip
+    assert "llama-3-8b on 8 x h100" in open_run(tmp_path, "step").words
+    assert "Fastest layout" in open_run(tmp_path, "plan").words
+
+
 def test_a_run_without_its_page_is_listed_as_unfinished(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "scenario.yaml").write_text("model: x")

@@ -120,7 +120,7 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
     limit = step.memory.device_bytes / GB
     ran = 1 + max(label.microbatch for label in step.run.labels)
     every = ran == step.config.num_microbatches
-    words = "seconds" if every else f"seconds of a step with {ran} of {step.config.num_microbatches} micro-batches"
+    words = "seconds" if every else f"seconds ({ran} of {step.config.num_microbatches} micro-batches)"
     named = {"label": look.words("memory of a GPU", look.RED) | {"yanchor": "top"}}
     layout = look.LOOK | {
         "height": 360,

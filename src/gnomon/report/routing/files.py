@@ -330,8 +330,9 @@ def overview(comparison: RouteComparison) -> Figure:
     hover = "%{y} on %{x}: %{z:+.1f} %<extra></extra>"
     heat = look.heat(scenarios, names, cells, text, ("#2F6FB5", "#F4F6F8", "#C8493F"), hover, **more)
     title, height = "Mean E2E latency against the best heuristic, %", 160 + 26 * len(names)
-    axes = {"xaxis": {"tickangle": 40, "ticks": ""}, "yaxis": {"autorange": "reversed", "ticks": ""}}
-    return look.figure([heat], title, height, {"l": 150, "r": 60, "b": 110}, **axes)
+    whole = {"automargin": True, "dtick": 1, "ticks": ""}  # Every name, as wide as it is.
+    axes = {"xaxis": whole, "yaxis": whole | {"autorange": "reversed"}}
+    return look.figure([heat], title, height, {"l": 150, "r": 60, "b": 60}, **axes)
 
 
 FIGURES = {"e2e_mean_s": "mean E2E latency", "ttft_p99_s": "P99 TTFT"}
@@ -348,4 +349,5 @@ def bars(comparison: RouteComparison, scenario: str, figure: str) -> Figure:
     values, at = [value for value, _ in seeds], [name for _, name in seeds]
     dots = look.dots(values, at, "#6B7A8C", 5, hovertemplate="one seed: %{x:.4g} s<extra></extra>", **hidden)
     x = look.AXIS | look.axis("seconds", rangemode="tozero")
-    return look.figure([drawn, dots], FIGURES[figure], 420, {"l": 120}, xaxis=x, yaxis={"automargin": True})
+    y, height = {"automargin": True, "dtick": 1}, 120 + 18 * len(names)
+    return look.figure([drawn, dots], FIGURES[figure], height, {"l": 120}, xaxis=x, yaxis=y)

@@ -56,7 +56,7 @@ def causes_figure(accounts: Accounts, metric: Metric = "e2e") -> Figure:
     names = {"e2e": "End to end", "ttft": "Time to first token", "tpot": "Time per output token"}
     return plot(
         data, f"{names[metric]} by cause, fastest to slowest", axis("percentile", range=[0, 100]),
-        axis(unit, rangemode="tozero"), showlegend=True, height=380, margin=ROOM | {"b": 120},
+        axis(unit, rangemode="tozero"), showlegend=True, height=280 + 22 * len(data), margin=ROOM | {"b": 120},
         legend={"orientation": "h", "x": 0, "y": -0.28, "yanchor": "top"},
     )  # fmt: skip
 
@@ -79,8 +79,8 @@ def slowest_figure(accounts: Accounts, slow: Slow) -> Figure:
     ]  # fmt: skip
     return plot(
         data, "The slowest requests by cause", axis("seconds"), {"automargin": True}, barmode="stack",
-        hovermode="closest", showlegend=True, height=220 + 22 * len(names), margin=ROOM | {"l": 110, "b": 120},
-        legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+        hovermode="closest", showlegend=True, height=160 + 22 * (len(names) + len(data)),
+        margin=ROOM | {"l": 110, "b": 120}, legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
     )  # fmt: skip
 
 
