@@ -6,6 +6,7 @@ into prefix caches or timing tables are asked by arrivals at a small fleet.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from gnomon import jit
 from gnomon.core.user_files import plain
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.context import Fleet, open_to_all
-from gnomon.serving.engine.state import NONE
+from gnomon.serving.engine.state import FINISHED, NONE
+from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import ROUTERS, gateway, known, llmd
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES
 from gnomon.serving.routers.policy_file import save_policy, shapes
+from gnomon.serving.scenario.pools import resolve
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN
 from serving_kit import requests_of, run, scenario
@@ -530,6 +533,56 @@ def test_gateway_knows_how_late_the_slowest_hundredth_would_be() -> None:
         learn(memory, at, 5.0 if number % 50 == 49 else 1.0, 0.5 if number % 2 else 1.5)
     assert memory[at + gateway._TAIL_S] == pytest.approx(5.0, rel=0.1)
     assert tail_s(memory, at) - memory[at + gateway._TAIL_S] == pytest.approx(0.625, rel=0.01)
+
+
+@pytest.mark.parametrize(("chunked", "expected"), [(0.0, [1, 0, 1, 1]), (1.0, [0, 1, 0, 1])])
+def test_gateway_sends_no_prompt_where_it_would_be_rejected(chunked: float, expected: list[int]) -> None:
+    """Prompts of 9,000, 8,100, 9,000 and 9,000 tokens, each after the one before has ended; TensorRT-LLM on replica 0
+    computes 8,192 in one iteration, and more only where it may cut them."""
+    pools = [
+        {"num_replicas": 1, "batching": {"policy": "trtllm", "options": {"chunked_prefill": chunked}}},
+        {"num_replicas": 1, "batching": {"policy": "vllm_v1"}},
+    ]
+    setup = scenario(
+        pools=pools, router="gateway", timing={"source": "table", "table": {"per_token": 1e-6}},
+        replica={"max_request_tokens": 10_000, "num_kv_blocks": 2000},
+    )  # fmt: skip
+    done = run(setup, requests=requests_of([0.0, 10.0, 20.0, 30.0], [9000, 8100, 9000, 9000], [5] * 4))
+    assert done.cluster.requests.replica.tolist() == expected
+    assert (done.cluster.requests.status == FINISHED).all()
+
+
+@pytest.mark.parametrize(
+    ("batching", "longest"),
+    [
+        ({"policy": "vllm_v1"}, UNBOUNDED),
+        ({"policy": "vllm", "max_batch_tokens": 3000}, 3000),
+        ({"policy": "orca"}, UNBOUNDED),
+        ({"policy": "trtllm"}, 8192),
+        ({"policy": "trtllm", "options": {"chunked_prefill": 1}}, UNBOUNDED),
+    ],
+)
+def test_the_longest_prompt_is_what_an_iteration_takes_of_one_that_is_not_cut(
+    batching: dict[str, Any], longest: int
+) -> None:
+    (pool,) = resolve(scenario(num_replicas=1, batching=batching), requests_of([0.0], [10], [5]))
+    assert pool.longest_prompt == longest
+
+
+def test_what_classes_expect_is_known_at_the_gateway() -> None:
+    """As the scenario says, where a class does not say it."""
+    classes = [
+        {"name": "urgent", "share": 1, "priority": 2, "weight": 3, "slo": {"ttft_s": 0.3, "tpot_s": 0.05}},
+        {"name": "chat", "share": 1, "priority": 1, "slo": {}},
+        {"name": "batch", "share": 1, "slo": {"e2e_s": 60}},
+    ]
+    for chosen, expected in (
+        (classes, [[3, 2, 0.3, 0.05], [1, 1, 1.0, math.inf], [1, 0, math.inf, math.inf]]),
+        ([], [[1, 1, 1.0, math.inf]]),
+    ):
+        workload = {"num_requests": 6, "rate": 10.0, "classes": chosen}
+        done = run(scenario(num_replicas=1, slo={"ttft_s": 1.0}, workload=workload))
+        assert done.cluster.classes.tolist() == expected
 
 
 @pytest.mark.parametrize(("late", "within", "expected"), [(0.0, 0.3, 0), (14.0, 0.3, 1), (14.0, 0.0, 0)])

@@ -18,7 +18,7 @@ import pytest
 from gnomon import jit
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.context import Fleet
-from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
+from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, TPOT_S, TTFT_S, WAITING
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import (
     ROUTERS,
@@ -74,7 +74,7 @@ BOOKS: dict[str, list[float]] = {
     "num_stages": [1, 1], "num_blocks": [100, 100], "free_blocks": [60, 100], "block_size": [10, 10],
     "max_running": [8, 8], "max_batch_tokens": [200, 200], "max_chunk_tokens": [1000, 1000],
     "num_holding": [4, 0], "num_outstanding": [5, 0], "num_waiting": [1, 0], "prefill_left": [50, 0],
-    "waiting_tokens": [30, 0],
+    "waiting_tokens": [30, 0], "longest_prompt": [UNBOUNDED] * 2,
 }  # fmt: skip
 
 
@@ -661,7 +661,9 @@ def test_what_a_gateway_weighs(monkeypatch: pytest.MonkeyPatch, tail_s: float, b
     tokens to come where answers have 200 in the mean. Four decode on replica 0, of 100 KV tokens each, to the end of
     their iteration at 2.5 s: 8 ms a step, 10 ms with one more, 2 x (30 + 8) ms for the 60 tokens in chunks of 30. One
     waits and two are on their way, of 50 and twice 35 tokens: 4 chunks ahead. Three places for eight: 5/3 rounds more,
-    and as many as memory lacks: 630 + 100 + 20 tokens where 600 of 1,000 are free. All memory is in use by now."""
+    and as many as memory lacks: 630 + 100 + 20 tokens where 600 of 1,000 are free. All memory is in use by now.
+    Of its time a tenth went into prefills of late, so that steps take 1 / (1 - that) times as long. Whoever is later
+    than 6 s or slower than 12 ms a token costs three answers of 0.9 s."""
     made = fleet("gateway", kv_s=1e-5, num_in_flight=[1, 0], next_end_s=[2.5, 9.0], num_coming=[2, 0],
                  max_chunk_tokens=[30, 1000], max_running=[3, 8], waiting_tokens=[630, 0],
                  tokens_computed=[1001, 1000])  # fmt: skip
@@ -669,27 +671,34 @@ def test_what_a_gateway_weighs(monkeypatch: pytest.MonkeyPatch, tail_s: float, b
     monkeypatch.setattr(known, "new_tokens", lambda _fleet, r, _request: (60, 100)[r])
     of_fleet, memory = base + 8, made.memory
     memory[base : base + 2], memory[base + 4 : base + 6] = (0.9, 1.5), (0.0, 0.0)
-    memory[of_fleet : of_fleet + 6] = 3.0, tail_s, 0.2, 0.06, 0.4, 35.0
-    weights = np.array([2.5, 0.5, 1.25, 2.0, 0.7, 5.0, 6.0, 4.0, 0.3])
+    memory[of_fleet : of_fleet + 6], memory[of_fleet + 7] = (3.0, tail_s, 0.2, 0.06, 0.4, 35.0), 0.9
+    weights = np.array([2.5, 0.5, 1.25, 2.0, 0.7, 5.0, 6.0, 4.0, 0.3, 3.0])
+    made.cluster.classes[0, TTFT_S], made.cluster.classes[0, TPOT_S] = 6.0, 0.012
     chosen = gateway.weigh(made, 0, weights, base)
     own, ahead = 2 * 0.038, 120 / 30 * 0.038
     wait = 0.5 + ahead + (5 / 3 + 0.15) * 200 * 0.010
     window = 4 * 200 * 0.010
     sent = 0.9 * math.exp(-0.5 / window)
     cost = wait + own + 20 * 0.010 + 2.5 * (wait + own) + 0.5 * 2 * 0.030 * 4 + 1.25 * 0.002 * 4 * 20
-    cost += 2.0 * sent / window * 20 * 0.010 + 0.7 * own * 3 + 5.0 * 0.4 * own * 4
-    idle = 0.1 + 20 * 0.002 + 2.5 * 0.1
+    step_s = 0.010 / (1 - sent / window)
+    cost += 2.0 * (step_s - 0.010) * 20 + 0.7 * own * 3 + 5.0 * 0.4 * own * 4
+    slower, slow, late = (
+        1 / (1 + ratio**-4) for ratio in ((step_s + own / 200) / 0.012, step_s / 0.012, (wait + own) / 6)
+    )
+    assert 0.1 < slow < slower < 0.9 and 0.1 < late < 0.9
+    cost += 3.0 * 0.9 * (1 - (1 - late) * (1 - slow) + 4 * (slower - slow))
+    idle = 0.1 + 20 * 0.002 + 2.5 * 0.1 + 3.0 * 0.9 * (1 - (1 - 1 / (1 + 60**4)) * (1 - 1 / (1 + 6**4)))
     assert memory[base : base + 3] == pytest.approx([sent, 2.0, cost])
     assert memory[base + 4 : base + 7] == pytest.approx([0.0, 2.0, idle])
     tail = tail_s + 0.06 / 0.4
-    late = [6.0 * (first / tail) ** 4 * tail * new for first, new in ((wait + own, 0.6), (0.1, 1.0))]
+    late = [6.0 * (first / tail) ** 2 * tail * new for first, new in ((wait + own, 0.6), (0.1, 1.0))]
     assert memory[[base + 3, base + 7]] == pytest.approx(late if tail_s else [0.0, 0.0])
     speed = 60 / own + 100 / 0.1
     even_s, alone_s = ((wait + own) * 60 / own + 100) / speed, 100 * 2 / speed
     assert even_s > tail_s
     learned_s = tail_s * math.exp(20 / 24 * 0.99) if tail_s else even_s
     learned = [4.0, learned_s, 0.2 + (alone_s - 0.2) / 4, 0.06 + (alone_s**2 - 0.06) / 4, 0.4, 35.0, idle]
-    assert memory[of_fleet : of_fleet + 7] == pytest.approx(learned)
+    assert memory[of_fleet : of_fleet + 8] == pytest.approx([*learned, 0.9 + (200 * (0.010 + 0.002) / 2 - 0.9) / 4])
     assert chosen == 1
     gateway.remember(made, 0, 60, base)
     assert memory[of_fleet + 5] == 35.0 + 25.0 / 4
@@ -719,10 +728,46 @@ def test_a_sooner_first_token_may_not_cost_any_price(within: float, chosen: int)
                  prefill_left=[0, 0])  # fmt: skip
     made = made._replace(predicted_output=np.array([10.0]))
     made.memory[8 + gateway._COUNT : 8 + gateway._FOUND] = 5.0, 0.05, 1.0, 1.0
-    weights = np.zeros(9)
+    weights = np.zeros(10)
     weights[6], weights[8] = 1e3, within
     assert gateway.weigh(made, 0, weights, 0) == chosen
     assert made.memory[[2, 6]] == pytest.approx([0.140, 0.154])
+
+
+@plain
+@pytest.mark.parametrize(("seconds", "limit_s", "odds"), [(1, 1, 1), (2, 1, 16), (1, 2, 1 / 16), (9, math.inf, 0)])
+def test_a_limit_is_missed_the_likelier_the_further_beyond_it(seconds: float, limit_s: float, odds: float) -> None:
+    assert gateway._missed(seconds, limit_s) == pytest.approx(odds / (1 + odds))
+
+
+@plain
+@pytest.mark.parametrize(("longest", "fits"), [(104, True), (103, False)])
+def test_nothing_is_sent_where_a_prompt_does_not_fit_beside_the_decodes(longest: int, fits: bool) -> None:
+    """Four decode, and 100 prompt tokens come."""
+    made = fleet("gateway", longest_prompt=[longest, UNBOUNDED])
+    gateway.weigh(made, 0, made.parameters, 0)
+    assert (made.memory[2] < 1e9) == fits and made.memory[6] < 1e9
+
+
+@plain
+@pytest.mark.parametrize(("limit_s", "power"), [(math.inf, 4), (10.0, 2)])
+def test_lateness_weighs_less_where_an_slo_says_what_is_too_late(limit_s: float, power: int) -> None:
+    """The first token after 100 ms on the idle replica, half the tail's 200."""
+    made = fleet("gateway")
+    made.cluster.classes[0, TTFT_S] = limit_s
+    made.memory[8 + gateway._TAIL_S], made.memory[8 + gateway._ALONE_S] = 0.2, 1.0
+    gateway.weigh(made, 0, np.array([0.0] * 6 + [7.0] + [0.0] * 3), 0)
+    assert made.memory[7] == pytest.approx(7.0 * 0.5**power * 0.2)
+
+
+@plain
+@pytest.mark.parametrize(("sent_s", "slower_s"), [(0.0, 0.0), (0.4, 0.020), (0.6, 0.060), (80.0, 0.080)])
+def test_decodes_step_in_the_time_that_prefills_leave(sent_s: float, slower_s: float) -> None:
+    """So much was sent in four answers of 200 tokens at 1 ms; 20 tokens are to come. At least a fifth is left."""
+    made = fleet("gateway")._replace(predicted_output=np.array([20.0]))
+    made.memory[4:6] = sent_s, 2.0
+    gateway.weigh(made, 0, np.array([0.0] * 3 + [1.0] + [0.0] * 6), 0)
+    assert made.memory[6] == pytest.approx(0.1 + 20 * 0.001 + slower_s)
 
 
 @plain
@@ -753,8 +798,8 @@ def test_choices_are_remembered_beside_those_before() -> None:
     others = [0.475, 0.76, 3.0, 4.0, 5.0, 0.3]
     chosen = [0.5 + 0.05 * 2.5, 0.8 + 0.05 * 5.2, 3.0, 4.0, 5.0, 0.4]
     assert seen.memory[: 3 * count] == pytest.approx([*others, *chosen, *others])
-    rule = np.zeros(3 * gateway._PER_REPLICA + 7)
-    rule[gateway._PER_REPLICA], rule[-7 + gateway._COUNT], rule[-7 + gateway._MEAN_NEW] = 0.1, 4.0, 25.0
+    rule = np.zeros(3 * gateway._PER_REPLICA + 8)
+    rule[gateway._PER_REPLICA], rule[-8 + gateway._COUNT], rule[-8 + gateway._MEAN_NEW] = 0.1, 4.0, 25.0
     assert seen.memory[3 * count + 8 : 3 * count + 8 + rule.size] == pytest.approx(rule)
 
 

@@ -77,11 +77,7 @@ def marginal(knots: Knots, scores: Floats) -> Tokens:
 
 NORMAL = NormalDist()
 # Denser towards the ends, where the tails are decided.
-PROBABILITIES = (
-    *(0.001, 0.005, 0.01),
-    *(round(0.02 * k, 2) for k in range(1, 50)),
-    *(0.99, 0.995, 0.999),
-)
+PROBABILITIES = (*(0.001, 0.005, 0.01), *(round(0.02 * k, 2) for k in range(1, 50)), *(0.99, 0.995, 0.999))
 # Fewer requests say little about a distribution.
 FEWEST = 20
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
@@ -118,10 +114,7 @@ def quality(preset: Preset, prompt: Tokens, output: Tokens, num_draws: int = 200
 
 
 def statistics(lengths: Tokens) -> Mapping[str, float]:
-    return {
-        "mean": round(float(lengths.mean()), 1),
-        **{f"p{q}": float(np.percentile(lengths, q)) for q in PERCENTILES},
-    }
+    return {"mean": round(float(lengths.mean()), 1), **{f"p{q}": float(np.percentile(lengths, q)) for q in PERCENTILES}}
 
 
 def ks_distance(one: Tokens, other: Tokens) -> float:

@@ -29,11 +29,7 @@ class Timeline:
     def __init__(self, plan: Plan, legs: tuple[Leg, ...], *, pieces: int, memory_limit: float) -> None:
         """`pieces`: parts that a rank's times and activations are cut into; `memory_limit` in such parts."""
         self.plan, self.legs, self.limit = plan, legs, memory_limit
-        self.time = {
-            "F": plan.forward / pieces,
-            "I": plan.input_grad / pieces,
-            "W": plan.weight_grad / pieces,
-        }
+        self.time = {"F": plan.forward / pieces, "I": plan.input_grad / pieces, "W": plan.weight_grad / pieces}
         self.memory_of = {"F": 1.0, "I": plan.weight_grad_memory - 1.0, "W": -plan.weight_grad_memory}
         self.order: list[list[Action]] = [[] for _ in range(plan.ranks)]
         self.clock = [0.0] * plan.ranks

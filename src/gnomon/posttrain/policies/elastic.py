@@ -96,10 +96,7 @@ class Elastic(Policy):
         gpus = initial["actor"] + initial["rollout"]
         if self.lend_inference or not snapshot.inference_gpus:
             return [Scale(component="rollout", gpus=gpus + initial["inference"])]
-        return [
-            Scale(component="rollout", gpus=gpus),
-            Scale(component="inference", gpus=initial["inference"]),
-        ]
+        return [Scale(component="rollout", gpus=gpus), Scale(component="inference", gpus=initial["inference"])]
 
     def _give_back_if_half_is_done(self, snapshot: Snapshot) -> Actions:
         """The end of the pre-process phase: instances on the actor's GPUs move their work out, the actor starts."""

@@ -231,10 +231,7 @@ def _pool_and_tables(
         "node": node,
         "num_replicas": num_instances,
         "engine": rollout.preset,
-        "replica": {
-            **{name: getattr(rollout, name) for name in _OF_A_REPLICA},
-            "max_request_tokens": longest,
-        },
+        "replica": {**{name: getattr(rollout, name) for name in _OF_A_REPLICA}, "max_request_tokens": longest},
         "batching": {
             "policy": rollout.engine,
             "max_sequences": rollout.max_running_requests,

@@ -30,7 +30,7 @@ NUM_STATUS = 10
 ENDED = (FINISHED, REJECTED, SHED, ABANDONED)  # abandoned by clients that gave up, as is said after the run
 
 # Columns of `Cluster.classes`: what is known of a class of users.
-WEIGHT, PRIORITY = range(2)
+WEIGHT, PRIORITY, TTFT_S, TPOT_S = range(4)  # The last two: its SLO, inf where none is given.
 # Columns of `Cluster.service`: a replica's account of one class.
 QUEUED, PROMPT_TOKENS, OUTPUT_TOKENS, CREDIT, WAS_QUEUED = range(5)
 NUM_SERVICE = 5
@@ -124,6 +124,7 @@ _LIMITS = [
     ("max_batch_tokens", np.int64),
     ("max_request_tokens", np.int64),
     ("max_chunk_tokens", np.int64),  # of one prompt in one iteration
+    ("longest_prompt", np.int64),  # that it can compute: those beyond are rejected, and others wait behind them
     ("prefix_cache", np.int64),
     ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
     ("num_speculative", np.int64),

@@ -53,6 +53,8 @@ class PolicySpec:
     is not read, so that a batch is as large as its prompts (nothing)."""
     chunks_prompts: bool = True
     """A prompt may be computed in several iterations. If not, one that exceeds `max_batch_tokens` is never admitted."""
+    chunks_if: str = ""
+    """The option that says whether it does, where it has one."""
     mixes: bool = True
     """One iteration may both prefill and decode."""
     reserves: Literal["prompt", "request", "longest"] = "prompt"

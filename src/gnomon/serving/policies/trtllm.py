@@ -142,24 +142,14 @@ def _admit(replica: Replica, budget: int) -> int:
 
 
 @batching_policy(
-    "trtllm",
+    "trtllm", max_batch_tokens_of="iteration", reserves="request", has_chunk_cap=False, chunks_if="chunked_prefill",
     defaults={
-        "max_sequences": 2048,
-        "max_batch_tokens": 8192,
-        "block_size": 32,
-        "watermark": 0.0,
-        "prefix_cache": True,
+        "max_sequences": 2048, "max_batch_tokens": 8192, "block_size": 32, "watermark": 0.0, "prefix_cache": True,
     },
-    max_batch_tokens_of="iteration",
-    reserves="request",
     holds_back="holds prompts back until a batch is fuller, or all ranks have some",
-    has_chunk_cap=False,
     launches_first=True,  # _torch/pyexecutor/py_executor.py: _forward_step, then _process_previous_batch.
-    speculates=True,
-    options=OPTIONS,
-    memory=3,
-    engine="trtllm",
-)
+    speculates=True, options=OPTIONS, memory=3, engine="trtllm",
+)  # fmt: skip
 def trtllm(replica: Replica) -> None:
     """Every generation and chunk under way, then prompts of new requests, unless they are held back."""
     state = replica.state

@@ -1,12 +1,17 @@
 """The replica where a request adds the least latency in all, by what a gateway can know.
 
-Where requests are and no token has come for `silence` times as long as could be, nothing more is sent.
+Where requests are and no token has come for `silence` times as long as could be, nothing more is sent, nor where a
+prompt does not fit into one iteration beside the decodes and is not cut: it would wait there, and all others behind it.
 
-A first token that comes late costs more than its seconds: `late` times the fourth power of its time, in units of the
-time that the slowest hundredth would need were all work spread evenly: from what is ahead on all replicas, by their
-speeds. Its 99th percentile is followed from arrival to arrival, and what is left of a prefill that one finds under way
-is added. It counts for what is new of a prompt, and it chooses only among replicas that cost hardly more than the
-least, by a share of `within`: a sooner first token is not worth any price.
+Who will miss its SLO counts as `miss` answers more: the request by its first token or its pace, and those who decode by
+what its prefill adds to theirs. A prefill that decodes are held up by slows them in the share of time that it takes.
+
+A first token that comes late costs more than its seconds: `late` times the fourth power of its time, or the square
+where an SLO says what is too late, in units of the time that the slowest hundredth would need were all work spread
+evenly: from what is ahead on all replicas, by their speeds.
+Its 99th percentile is followed from arrival to arrival, and what is left of a prefill that one finds under way is
+added. It counts for what is new of a prompt, and it chooses only among replicas that cost hardly more than the least,
+by a share of `within`: a sooner first token is not worth any price.
 
 Beside that and the times of `unselfish` a request counts what its prompt costs later: those who wait already (`later`),
 and the cached prefixes that must give way (`reuse`).
@@ -17,6 +22,7 @@ from typing import Any
 
 from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
+from gnomon.serving.engine.state import TPOT_S, TTFT_S
 from gnomon.serving.routers import known, router
 from gnomon.serving.routers.prediction import ADDED_WEIGHTS, expected_output, mean_output
 
@@ -25,11 +31,12 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, expected_output, me
 _SENT_S, _SENT_AT_S, _COST, _LATENESS = range(4)
 _PER_REPLICA = 4
 # And of the fleet, behind all of them.
-_COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW, _LEAST = range(7)
-MEMORY = _PER_REPLICA + 7  # Of each replica, however few there are.
+_COUNT, _TAIL_S, _ALONE_S, _ALONE_SQUARED, _FOUND, _MEAN_NEW, _LEAST, _ANSWER_S = range(8)
+MEMORY = _PER_REPLICA + 8  # Of each replica, however few there are.
 
 OPTIONS = {
-    **ADDED_WEIGHTS, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 5.0, "silence": 4.0, "within": 0.3,
+    **ADDED_WEIGHTS, "stalls_to_come": 1.0, "stall": 1.0, "later": 1.0, "reuse": 5.0, "late": 5.0, "silence": 4.0,
+    "within": 0.3, "miss": 3.0,
 }  # fmt: skip
 USUAL = tuple(OPTIONS.values())
 _WITHIN, MOST = 8, 20.0
@@ -38,6 +45,7 @@ _LIVES = 4.0
 _TAIL, _PACE, _SETTLING = 0.99, 0.1, 20.0
 """Share of the first tokens that come sooner than `_TAIL_S`; how fast that follows, and until which arrival faster."""
 _NEVER_S = 1e9
+_MOST_PREFILL = 0.8  # Of a replica's time: decodes step with the chunks, too.
 
 
 @inlined
@@ -63,6 +71,13 @@ def _learn_tail(memory: Any, of_fleet: int, even_s: float, alone_s: float) -> No
 
 
 @inlined
+def _missed(seconds: float, limit_s: float) -> float:
+    """How likely a time that was predicted so is over its limit: a half where they are equal."""
+    ratio = (seconds / limit_s) ** 4
+    return ratio / (1.0 + ratio)
+
+
+@inlined
 def weigh(fleet: Fleet, request_id: int, weights: Any, base: int) -> int:
     """Note what a request costs on every candidate in the memory that begins at `base`; returns the candidate of the
     least. To be called once for every arrival."""
@@ -74,7 +89,8 @@ def weigh(fleet: Fleet, request_id: int, weights: Any, base: int) -> int:
     mean = mean_output(fleet)
     output = max(1.0, expected_output(fleet, request_id, mean))
     tail_s = _tail_s(memory, of_fleet)
-    ahead_of_all, speeds, most_found = 0.0, 0.0, 0.0
+    ahead_of_all, speeds, most_found, answer_s = 0.0, 0.0, 0.0, 0.0
+    slo = fleet.cluster.classes[request.user_class]
     least = math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
@@ -102,20 +118,27 @@ def weigh(fleet: Fleet, request_id: int, weights: Any, base: int) -> int:
         memory[mine + _SENT_S] *= math.exp(-(now - memory[mine + _SENT_AT_S]) / window)
         memory[mine + _SENT_AT_S] = now
         cost = wait + own + output * joined + weights[0] * (wait + own)
-        cost += (
-            weights[1] * new / chunk * max(0.0, mixed - step) * n + weights[2] * max(0.0, joined - step) * n * output
-        )
-        cost += weights[3] * memory[mine + _SENT_S] / window * output * joined + weights[4] * own * waiting
+        held_up = weights[1] * new / chunk * max(0.0, mixed - step) * n
+        cost += held_up + weights[2] * max(0.0, joined - step) * n * output
+        step_s = joined / (1.0 - min(_MOST_PREFILL, memory[mine + _SENT_S] / window))  # With what comes beside it.
+        cost += weights[3] * (step_s - joined) * output + weights[4] * own * waiting
+        slow, late = _missed(step_s, slo[TPOT_S]), _missed(wait + own, slo[TTFT_S])
+        misses = late + slow - late * slow + n * (_missed(step_s + own / mean, slo[TPOT_S]) - slow)
+        cost += weights[9] * misses * memory[of_fleet + _ANSWER_S]
         if state.tokens_computed > state.num_blocks * state.block_size:  # The cache is full.
             cost += weights[5] * memory[of_fleet + _FOUND] * own * (1.0 + waiting)
+        answer_s += mean * joined
         ahead_of_all += (wait + own) * new / own
         speeds += new / own
-        if known.is_silent(fleet, r, now, weights[7], prefill):
+        if new + n > state.longest_prompt or known.is_silent(fleet, r, now, weights[7], prefill):
             cost += _NEVER_S
         least = min(least, cost)
         memory[mine + _COST], memory[mine + _LATENESS] = cost, 0.0
         if tail_s > 0.0:
-            memory[mine + _LATENESS] = weights[6] * ((wait + own) / tail_s) ** 4 * tail_s * new / prompt
+            squared = ((wait + own) / tail_s) ** 2
+            memory[mine + _LATENESS] = weights[6] * squared * tail_s * new / prompt
+            if slo[TTFT_S] == math.inf:
+                memory[mine + _LATENESS] *= squared
     chosen, best = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         mine = base + _PER_REPLICA * fleet.candidates[i]
@@ -123,7 +146,9 @@ def weigh(fleet: Fleet, request_id: int, weights: Any, base: int) -> int:
         if memory[mine + _COST] <= (1.0 + weights[8]) * least and in_all < best:
             chosen, best = fleet.candidates[i], in_all
     _learn_tail(memory, of_fleet, ahead_of_all / speeds, prompt * fleet.candidates.size / speeds)
-    memory[of_fleet + _FOUND] += max(0.01, 1.0 / memory[of_fleet + _COUNT]) * (most_found - memory[of_fleet + _FOUND])
+    weight = max(0.01, 1.0 / memory[of_fleet + _COUNT])
+    memory[of_fleet + _FOUND] += weight * (most_found - memory[of_fleet + _FOUND])
+    memory[of_fleet + _ANSWER_S] += weight * (answer_s / fleet.candidates.size - memory[of_fleet + _ANSWER_S])
     memory[of_fleet + _LEAST] = least
     return int(chosen)
 

@@ -41,19 +41,12 @@ def _load_scores(fleet: Fleet, queue: float, kv: float) -> Floats:
 
 
 @router(
-    "llmd_estimated",
+    "llmd_estimated", memory=SEEN, draws=True, compiled=False,
     options={
-        "queue": 1.0,
-        "kv": 1.0,
-        "prefix": 1.0,
-        "report_interval_s": 0.05,
-        "index_tokens": 500_000.0,
+        "queue": 1.0, "kv": 1.0, "prefix": 1.0, "report_interval_s": 0.05, "index_tokens": 500_000.0,
         "depth_tokens": 4096.0,
     },
-    memory=SEEN,
-    draws=True,
-    compiled=False,
-)
+)  # fmt: skip
 def llmd_estimated(fleet: Fleet, request_id: int) -> int:
     """As `llmd`, with prefixes as they were sent: at most `index_tokens` of each replica, the oldest forgotten first,
     and the first `depth_tokens` of a prompt (31,250 and 256 blocks of 64 characters, four to a token)."""

@@ -12,13 +12,9 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
 
 
 @router(
-    "unselfish",
-    options={**ADDED_WEIGHTS, "patience": observation.PATIENCE},
-    memory=observation.MEMORY_PER_REPLICA,
-    predicts=True,
-    observes=True,
-    cost_feature="added_vs_best",  # The log of the added latency over the least.
-)
+    "unselfish", options={**ADDED_WEIGHTS, "patience": observation.PATIENCE}, memory=observation.MEMORY_PER_REPLICA,
+    predicts=True, observes=True, cost_feature="added_vs_best",  # The log of the added latency over the least.
+)  # fmt: skip
 def unselfish(fleet: Fleet, request_id: int) -> int:
     """Least added latency among the replicas where the request does not wait too long, else the soonest first token;
     ties to the lowest id."""

@@ -116,7 +116,7 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
     """Write the requests, none of which has arrived yet, into a cluster's arrays."""
     draw = stream(seed, "speculation").integers(1, 2**31 - 1, len(requests))
     if requests.classes:
-        cluster.classes[:] = [(one.weight, one.priority) for one in requests.classes]
+        cluster.classes[:, :2] = [(one.weight, one.priority) for one in requests.classes]
     for first in range(0, len(requests), _ROWS):  # So many at a time stay in the processor's cache.
         some = slice(first, first + _ROWS)
         table = cluster.requests[some]
@@ -158,7 +158,7 @@ def fill_replicas(cluster: Cluster, pool: Pool, requests: Requests, first: int, 
     table.max_running, table.max_in_batch = pool.max_running, pool.max_in_batch
     table.max_batch_tokens = pool.token_budget
     table.max_chunk_tokens = batching.max_chunk_tokens or pool.token_budget
-    table.max_request_tokens = pool.max_request_tokens
+    table.max_request_tokens, table.longest_prompt = pool.max_request_tokens, pool.longest_prompt
     table.prefix_cache = batching.prefix_cache and pool.num_kv_blocks > 0
     if batching.overlap and replica.pipeline_parallel == 1:
         table.overlaps = LAUNCHES_FIRST if pool.policy.launches_first else OVERLAPS

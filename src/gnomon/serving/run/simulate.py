@@ -24,7 +24,7 @@ from gnomon.serving.engine.cluster import serve
 from gnomon.serving.engine.context import Environment, Fleet, RouterInputs, without_features
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
-from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, Cluster
+from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, TTFT_S, Cluster
 from gnomon.serving.features.adapters import Adapters
 from gnomon.serving.features.dependent_calls import dependents_of, send_first
 from gnomon.serving.features.front_end import as_client_sees, open_front_end
@@ -200,6 +200,8 @@ def open_cluster(
     others = (gate.admit, decide.decide)
     takers = replicas_that(pools, "prefill")
     inputs = _router_inputs(scenario, scenario.router, spec, requests, cluster, takers, *others)
+    slos = [one.slo if one.slo and one.slo.is_given else scenario.slo for one in requests.classes] or [scenario.slo]
+    cluster.classes[:, TTFT_S:] = [(slo.ttft_s or np.inf, slo.tpot_s or np.inf) for slo in slos]
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
     fleet = Fleet(cluster, tables, *inputs, option_values(scenario.admission, gate), gate_memory)
     decode_spec = _find_router(decode)

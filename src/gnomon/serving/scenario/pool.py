@@ -154,6 +154,12 @@ class Pool:
         return UNBOUNDED if self.policy.max_batch_tokens_of == "nothing" else self.batching.max_batch_tokens
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that a replica can compute; no bound where it does so in several iterations."""
+        switch = self.batching.options.get(self.policy.chunks_if, self.policy.options.get(self.policy.chunks_if, 1.0))
+        return UNBOUNDED if self.policy.chunks_prompts and switch else self.token_budget
+
+    @property
     def tokens_per_decode(self) -> int:
         """Tokens that a decode computes: its own, and those drafted."""
         return 1 + (self.replica.speculative.num_tokens if self.replica.speculative else 0)
