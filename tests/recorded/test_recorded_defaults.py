@@ -3,8 +3,11 @@ changes."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -66,3 +69,38 @@ def test_defaults_of_policies(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN_ROUTERS)
 def test_defaults_of_routers(name: str) -> None:
     check_recorded("defaults", f"router {name}", {"options": str(dict(ROUTERS[name].options))})
+
+
+@cache
+def _tables() -> dict[str, dict[str, str]]:
+    """What modules state in fractions, or in a table of numbers: measured, fitted or chosen."""
+    found = {}
+    for wing in ("catalog", "timing", "serving"):
+        for one in walk_packages([str(Path(gnomon.__path__[0]) / wing)], f"gnomon.{wing}."):
+            try:
+                module = import_module(one.name)
+            except ImportError:  # Extras that are not installed.
+                continue
+            tree = ast.parse(inspect.getsource(module))
+            named = {
+                word.id for line in tree.body for word in ast.walk(line) if isinstance(word, ast.Name) and _sets(word)
+            }
+            values = {name: vars(module)[name] for name in sorted(named) if name.lstrip("_").isupper()}
+            if told := {name: repr(value) for name, value in values.items() if _is_table(value)}:
+                found[one.name.removeprefix("gnomon.")] = told
+    return found
+
+
+def _sets(word: ast.Name) -> bool:
+    return isinstance(word.ctx, ast.Store)
+
+
+def _is_table(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and all(isinstance(one, str) and isinstance(it, int | float) for one, it in value.items())
+    return isinstance(value, float) or (isinstance(value, tuple) and any(isinstance(one, float) for one in value))
+
+
+@pytest.mark.parametrize("module", _tables())
+def test_tables_of_modules(module: str) -> None:
+    check_recorded("defaults", f"tables {module}", _tables()[module])

@@ -31,6 +31,7 @@ from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import Found, _half_widths, _repeats, finished_search, front, latency_axes
 from gnomon.search.users import both_loops
 from gnomon.serving.scenario import Scenario
+from gnomon.timing.iteration import blank, geometric_axis
 from gnomon.workload import generate
 from gnomon.workload.requests import ArrivalShape
 from search_kit import TABLE, question
@@ -89,6 +90,25 @@ def test_the_bound_of_attention() -> None:
     read = ((10 * 100 + 10 * 10 / 2) + (30 * 300 + 30 * 30 / 2)) / 2
     assert 1 / bounded({"per_decode_kv_token": 1e-6}) == pytest.approx(1e-6 * read)
     assert pairs > read
+
+
+@pytest.mark.parametrize("per_decode", [1, 2])
+def test_the_least_time_of_attention(per_decode: int) -> None:
+    """1 us a pair of a prompt, 2 us a KV token that a decode reads, for every token or every second one."""
+    axis = geometric_axis(512.0)
+    tables = blank(1)._replace(
+        token_s=np.zeros((1, 101)), sequence_s=np.zeros((1, 9)), mixed_s=np.zeros((1, 0, 1, 1, 1)),
+        prefill_s=1e-6 * (axis[:, None] * (axis[None, :] + axis[:, None] / 2))[None], skew=np.zeros((1, 0, 1)),
+        decode_s=2e-6 * (np.arange(9.0)[:, None] * axis)[None], chunk_axis=axis, kv_axis=axis,
+    )  # fmt: skip
+    pool: Any = SimpleNamespace(
+        role="both", batching=SimpleNamespace(prefix_cache=False), max_iteration_tokens=lambda _: 100, max_in_batch=8,
+        policy=SimpleNamespace(mixes=True), tokens_per_decode=per_decode,
+    )  # fmt: skip
+    pairs = (100**2 + 300**2) / 4
+    read = ((10 * 100 + 10 * 10 / 2) + (30 * 300 + 30 * 30 / 2)) / 2
+    found = capacities._seconds_per_request(pool, tables, 0, OFFERED)
+    assert found == pytest.approx(1e-6 * pairs + 2e-6 * read / per_decode)
 
 
 def test_prefixes_may_spare_all_but_the_last_token() -> None:

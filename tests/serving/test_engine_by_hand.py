@@ -15,6 +15,7 @@ from gnomon.serving.engine import (
     completions,
     contract,
     decode_fast_path,
+    decode_group,
     dispatch,
     launch,
     loop,
@@ -44,6 +45,8 @@ from gnomon.serving.engine.state import (
     replica_view,
 )
 from gnomon.serving.features import cancel, dependent_calls, handover, tiers, tool_cache, transfers
+from gnomon.serving.policies import sglang, trtllm
+from gnomon.timing.iteration import blank
 from gnomon.timing.lookup import Shape
 from serving_kit import Bag, arrays, books, plain, requests_of, run, scenario, with_books
 
@@ -992,3 +995,82 @@ def test_helper_logs_parts_of_prompts_while_there_is_room() -> None:
     flight.prefill_tokens = 0
     log_iteration(cluster, log, 1, 0)
     assert log.used[5] == 4
+
+
+@plain
+@pytest.mark.parametrize(
+    ("holding", "now_s", "was_idle"), [(0, 5.0, True), (1, 5.0, False), (2, 5.0, False), (0, 5.1, False)]
+)
+def test_helper_of_sglang_says_that_nothing_was_there(holding: int, now_s: float, was_idle: bool) -> None:
+    """Until the second request arrived, at 5 s."""
+    cluster = with_books(2)
+    state, cluster.requests.arrival_s = cluster.replicas[0], [3.0, 5.0]
+    state.num_holding, state.first_waiting, state.now_s = holding, 1, now_s
+    assert bool(sglang._was_idle(replica_view(cluster, 0))) is was_idle
+
+
+@plain
+def test_helper_tells_what_stays_the_same_from_step_to_step() -> None:
+    """Of the second row of the tables, for three decodes."""
+    cluster, row = with_books(1), np.arange(9.0)
+    tables = blank(2)._replace(
+        token_s=np.array([row, 10 * row]), sequence_s=np.array([row, 100 * row]), expert_s=np.array([row, 1000 * row]),
+        prompt_s=np.array([row, 1e4 + row]), work=np.array([row, 5.0 + row]), measured=np.arange(10.0).reshape(2, 5),
+    )  # fmt: skip
+    state = cluster.replicas[0]
+    state.row, state.slowdown, state.num_grouped, state.step_kv, state.step_kv_max = 1, 0.25, 3, 60, 30
+    found = decode_fast_path._constants(tables, state, 1.0)
+    assert (found.row, found.slowdown, found.gpu_s) == (1, 0.25, 30.0 + 300.0 + 3000.0 + 1e4)
+    assert (found.exposed_s, found.least_s) == (0.0, 0.0)
+    assert found.coefficients == (5.0, 6.0, 7.0, 8.0, 9.0)
+    assert found.measured == (5.0, 6.0, 7.0, 8.0, 9.0)
+    assert found.weight_bytes == pytest.approx(8.0 + 12.0 * (1.0 - (1.0 - 13.0) ** 3))
+
+
+@plain
+@pytest.mark.parametrize(
+    ("processed", "steps", "in_step", "now", "blocks"),
+    [
+        (23, 40, 0, 33, 2),  # 32 tokens have KV, which fill two blocks
+        (23, 40, 1, 33, 3),  # the next one is under way
+        (24, 40, 0, 34, 3),
+        (33, 30, 0, 33, 2),
+        (33, 30, 1, 33, 3),
+    ],
+)
+def test_helper_settles_who_stepped_with_others(
+    processed: int, steps: int, in_step: int, now: int, blocks: int
+) -> None:
+    """Since step 30, in blocks of 16; the last of five blocks that were taken for all is its own."""
+    cluster = with_books(1)
+    state, q, replica = cluster.replicas[0], cluster.requests[0], replica_view(cluster, 0)
+    state.steps, state.in_step, state.num_loose, state.last_step_s, state.tracks_blocks = steps, in_step, 5, 7.0, 1
+    q.joined, q.processed, q.num_blocks, q.table, q.last_token_s = 30, processed, 2, 0, 3.0
+    loose, tables = np.arange(50, 60), np.full((1, 8), -1)
+    decode_group._settle(replica._replace(loose_blocks=loose, tables=tables), 0)
+    assert (q.processed, q.joined, q.num_blocks, state.num_loose) == (now, steps, blocks, 7 - blocks)
+    assert q.last_token_s == (7.0 if steps > 30 else 3.0)
+    assert tables[0].tolist() == [-1, -1, 54 if blocks == 3 else -1, *[-1] * 5]
+
+
+@plain
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, (3, 60)), ({"num_holding": 3}, (2, 40)), ({"num_holding": 5}, (0, 0)), ({"batch_size": 8}, (1, 20)),
+        ({"num_waiting": 2}, (2, 40)), ({"free_blocks": 5}, (2, 40)),
+        ({"free_blocks": 3, "watermark_blocks": 2}, (0, 0)),
+    ],
+)  # fmt: skip
+def test_helper_of_trtllm_counts_the_prompts_that_fit(change: dict[str, int], expected: tuple[int, int]) -> None:
+    """Of three of 20 tokens in two blocks each; five places, nine in the batch, 100 tokens."""
+    cluster = with_books(3)
+    state, q, replica = cluster.replicas[0], cluster.requests, replica_view(cluster, 0)
+    now = {"num_holding": 1, "max_running": 5, "batch_size": 2, "max_in_batch": 9, "num_waiting": 3, "free_blocks": 30,
+           "watermark_blocks": 0, "first_waiting": 0}  # fmt: skip
+    for name, value in (now | change).items():
+        state[name] = value
+    q.next_waiting, q.processed, q.prefill_tokens, q.prompt_tokens, q.total_tokens = [1, 2, -1], 0, 20, 20, 22
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trtllm, "_needed", lambda *_: 2)
+        assert trtllm._prompts_that_fit(replica._replace(parameters=np.zeros(9)), 100) == expected

@@ -925,6 +925,7 @@ def test_the_first_of_the_least_cost_is_chosen(router: str, monkeypatch: pytest.
         seen = {name: column[candidates] for name, column in books.items()}
         costs = COSTS[router](seen, 60 - hits[candidates] * seen["block_size"])
         assert ROUTERS[router].route(made, 0) == 1 + int(np.argmin(costs))
+        assert ROUTERS[router].route(made._replace(candidates=np.array([3])), 0) == 3
 
 
 @plain

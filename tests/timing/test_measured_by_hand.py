@@ -66,15 +66,15 @@ def table(folder: Path, rows: list[dict[str, Any]]) -> Table:
 
 def test_prompts_alone_decodes_alone_and_both_are_kept_apart(tmp_path: Path) -> None:
     rows = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", "16,0,0,0,1", "0,0,2,64,2", "16,0,2,64,3"]
-    rows.append("0,0,0,0,4")  # Nothing at all: left out.
+    rows += ["1,0,0,0,1", "0,0,1,64,2", "1,0,1,64,3", "0,0,0,0,4"]  # The last is nothing at all: left out.
     (tmp_path / "attention.csv").write_text("\n".join(rows) + "\n")
     found = read_attention(tmp_path / "attention.csv")
     assert {name: one.sizes.tolist() for name, one in found.items()} == {
-        "attention_prefill": [[16, 0]],
-        "attention_decode": [[2, 64]],
-        "attention_mixed": [[16, 0, 2, 64]],
+        "attention_prefill": [[16, 0], [1, 0]],
+        "attention_decode": [[2, 64], [1, 64]],
+        "attention_mixed": [[16, 0, 2, 64], [1, 0, 1, 64]],
     }
-    assert found["attention_mixed"].seconds == pytest.approx([3e-6])
+    assert found["attention_mixed"].seconds == pytest.approx([3e-6] * 2)
 
 
 def test_a_shape_that_was_measured_is_taken_as_it_is() -> None:
