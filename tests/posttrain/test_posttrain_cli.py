@@ -15,6 +15,7 @@ from gnomon.core.config import build
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.scenario.placement import placement_of
 from gnomon.posttrain.simulator.simulate import policy_of
+from gnomon.posttrain.studies.plan import _layouts, _modes
 
 SMALL = str(Path(__file__).parents[2] / "examples" / "posttrain" / "small.yaml")
 
@@ -49,6 +50,14 @@ def test_a_plan_names_mode_split_and_flags(cli: CommandLine) -> None:
     assert max(row["lag"] for row in rows) <= 1 and "staleness_threshold" in found["commands"]["verl"]
     synchronous = json.loads(cli("posttrain", "plan", SMALL, "--max-lag", "0", "--json").output)["plans"]
     assert {row["lag"] for row in synchronous} == {0}
+
+
+def test_a_plan_splits_where_the_actor_fits() -> None:
+    """32B on 64 H100s needs fewer than 32 of them to train, but fits on no fewer: then 32, not colocated alone."""
+    cluster, algorithm = {"num_nodes": 8, "gpus_per_node": 8}, {"recompute_logprobs": False, "rollout_batch_size": 16}
+    asked = build(Posttrain, {"model": "qwen3-32b", "device": "h100", "cluster": cluster, "algorithm": algorithm})
+    actors = {mode: len(placement_of(one).actor) for mode, one in _modes(_layouts(asked)[0], 1)}
+    assert actors == {"colocated": 64, "disaggregated": 32, "one step off": 32, "asynchronous": 32}
 
 
 def test_a_saved_configuration_gives_the_same_run(cli: CommandLine, tmp_path: Path) -> None:

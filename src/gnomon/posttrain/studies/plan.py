@@ -140,7 +140,7 @@ def _passes(check: Callable[..., Any], *given: Any) -> bool:
 
 
 def _modes(config: Posttrain, max_lag: int) -> Iterator[tuple[str, Posttrain]]:
-    """Taking turns; then every mode side by side, on the two splits nearest to the stages' needs."""
+    """Taking turns; then each mode side by side, on the two splits nearest to the stages' needs that hold the actor."""
     turns = config.cluster.component_placement.model_copy(update={"actor": "all", "rollout": "all", "inference": None})
     shared = config.model_copy(
         update={"cluster": config.cluster.model_copy(update={"component_placement": turns, "auto_scheduler": False})}
@@ -149,7 +149,7 @@ def _modes(config: Posttrain, max_lag: int) -> Iterator[tuple[str, Posttrain]]:
     costs, total = colocated_costs(shared.model_copy(update={"num_steps": 1})), config.cluster.num_gpus
     share = costs.actor / (costs.actor + costs.rollout)
     sizes = [one for one in valid_actor_sizes(config) if (total - one) >= config.rollout.num_gpus]
-    sizes = [one for one in sizes if (total - one) % config.rollout.num_gpus == 0]
+    sizes = [n for n in sizes if (total - n) % config.rollout.num_gpus == 0 and _passes(check_actor_memory, config, n)]
     for actor in sorted(sizes, key=lambda one: abs(one / total - share))[:2]:
         apart = placed(shared, actor, total - actor, 0)
         yield "disaggregated", apart
