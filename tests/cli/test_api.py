@@ -109,6 +109,18 @@ def test_compare_varies_and_pairs() -> None:
     assert "TTFT P99" in said.partition("like (within 1 % or by chance): ")[2]
 
 
+def test_variants_that_all_miss_the_slo_are_not_praised_alone() -> None:
+    """TTFT under 5 ms: no prompt is so quick. Under an hour: every one."""
+    for limit, told in ((0.005, 2), (3600.0, 1)):
+        found = gnomon.compare(SMALL, vary={"batching.policy": ["vllm_v1", "sarathi"]}, **{"slo.ttft_s": limit})
+        said = verdict(found.summary, found.differences)
+        assert len(said) == told
+        assert (
+            said[-1]
+            == "No variant meets the SLO for more than 0.0% of the requests: compare at a lower load, or search."
+        ) == (told == 2)
+
+
 def test_overlays_hold_every_variant() -> None:
     comparison = gnomon.compare(SMALL, vary={"batching.policy": ["vllm_v1", "orca"]})
     assert [trace.name for trace in comparison.figures["ttft"].data] == list(comparison.results)

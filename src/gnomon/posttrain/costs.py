@@ -355,7 +355,6 @@ def num_tensors(model: Model) -> tuple[int, int]:
 
 
 def sync_s(config: Posttrain, model: Model, num_actor: int, num_rollout: int) -> float:
-    """One blocking sync to all rollout instances."""
     t, path = config.transitions, PATHS[config.transitions.sync]
     node = catalog.node(config.node) if config.node else catalog.default_node(catalog.device(config.device))
     is_near = num_actor + num_rollout <= node.num_gpus or t.sync == "shared_memory"

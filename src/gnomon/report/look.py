@@ -151,7 +151,6 @@ def plot_layout(title: str, x: dict[str, Any], y: dict[str, Any]) -> dict[str, A
 
 
 def plot(data: list[Any], title: str, x: dict[str, Any], y: dict[str, Any], **layout: Any) -> dict[str, Any]:
-    """Traces in the look of `plot_layout`."""
     return {"data": data, "layout": plot_layout(title, x, y) | layout}
 
 

@@ -211,7 +211,8 @@ def _plan_text(result: Any) -> list[Block]:
     asked = f"{c.shape.name} on {c.gpus:,} x {c.device}, {c.batch_size:,} x {c.sequence:,} tokens a step, {c.precision}"
     blocks: list[Block] = [Section(asked, layouts), Line(limits(win))]
     if found.schedules:
-        other = Table(schedule_rows(found), left=("schedule",))
+        why = "Fitting counts what lies unused between blocks, and the context, too."
+        other = Table(schedule_rows(found), caption=why, left=("schedule",))
         blocks.append(Section("The best layout under other schedules", [other]))
     if job is not None:
         whole = f"{job.tokens:.3g} tokens take {job.days:,.1f} days and ${job.dollars:,.0f}"

@@ -132,7 +132,6 @@ def paired(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Paired:
 
 
 def interval(difference: Paired) -> str:
-    """A relative difference, with half its 95 % interval."""
     return f"{difference.mean:+z.1%} ± {difference.high - difference.mean:.1%}"
 
 

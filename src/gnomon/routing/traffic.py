@@ -267,6 +267,5 @@ def least_alone_s(tables: IterationTables, pools: list[tuple[Pool, int]], prompt
 
 
 def total_capacity_per_s(tables: IterationTables, pools: list[tuple[Pool, int]], prompt: float, output: float) -> float:
-    """`capacity_per_s` of all replicas of a cluster together."""
     each = {row: capacity_per_s(tables, row, pool, prompt, output) for row, pool in {r: k for k, r in pools}.items()}
     return sum(each[row] for _, row in pools)

@@ -99,7 +99,6 @@ def check(question: SearchConfig) -> None:
 
 
 def search_with(question: SearchConfig, file: ResultsFile, workers: Map, report: Progress) -> Found:
-    """`search` on workers and a file that are there already."""
     space = candidates(question)
     examiner = _Examiner(question, file, workers, report, len(space))
     records = examiner.all_of(space) if question.strategy == "exhaustive" else _smart(examiner, space)

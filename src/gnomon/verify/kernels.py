@@ -69,7 +69,6 @@ SEVERAL = ("module", "moe_a2a", "deepep", "alltoall")
 
 
 def tables_of(device_name: str, engines: tuple[str, ...] = ENGINES) -> Iterator[Measured]:
-    """Every table of a device in its newest version, engine by engine."""
     system = SYSTEMS[device_name]
     for engine in engines:
         found = _newest(system, engine)

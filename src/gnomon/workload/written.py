@@ -167,7 +167,6 @@ def _threads(requests: Requests) -> tuple[list[int], list[int]]:
 
 
 def _flat(requests: Requests, sent_s: Floats, format: str) -> list[dict[str, Any]]:
-    """A line to a request, in the columns of the format."""
     known, parents = FORMATS[format], _parents(requests)
     session, turn = _threads(requests)
     by_date = known.time_unit == "datetime"

@@ -34,7 +34,6 @@ def mlp_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
 
 
 def _shared(config: Mapping[str, Any], family: str, ffn: int, width: int) -> int:
-    """Width of all shared experts together."""
     if family == "llama4_text":  # One shared expert, as wide as the others.
         return width
     if family == "gemma4_text":  # The dense MLP runs beside the experts.

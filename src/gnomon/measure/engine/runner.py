@@ -58,7 +58,6 @@ class Flight:
         return not self.events or bool(self.events[1].query())
 
     def gpu_s(self) -> float:
-        """Seconds on the GPU's clock."""
         return float(self.events[0].elapsed_time(self.events[1])) * 1e-3 if self.events else 0.0
 
 

@@ -108,6 +108,7 @@ CONTESTED: dict[str, Callable[[Summary], float | None]] = {
     "$ per output token": lambda one: one.cost.per_million_output_tokens,
 }
 """What variants are held against each other by; the least is the best."""
+SLO_SHARE = 0.9  # Where all variants meet the SLO for fewer, their prices are of answers that nobody wants.
 A_DRAW = 0.01  # Variants within so much of the best share the first place, and where all do, there is none.
 
 
@@ -132,7 +133,9 @@ def verdict(summaries: Mapping[str, Summary], differences: Differences) -> list[
     parts = [f"best at {', '.join(of)}: {' and '.join(names)}" for names, of in won.items()]
     parts += [f"alike (within 1 % or by chance): {', '.join(alike)}"] if alike else []
     sentence = "; ".join(parts)
-    return [f"{sentence[0].upper()}{sentence[1:]}."] if sentence else []
+    met = max((one.slo.attainment if one.slo is not None else 1.0 for one in summaries.values()), default=1.0)
+    missed = f"No variant meets the SLO for more than {met:.1%} of the requests: compare at a lower load, or search."
+    return [*([f"{sentence[0].upper()}{sentence[1:]}."] if sentence else []), *([missed] if met < SLO_SHARE else [])]
 
 
 def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:

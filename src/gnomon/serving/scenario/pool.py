@@ -165,7 +165,6 @@ class Pool:
         return 1 + (self.replica.speculative.num_tokens if self.replica.speculative else 0)
 
     def max_iteration_tokens(self, requests: Requests) -> int:
-        """The most tokens that one iteration can have."""
         in_batch = min(self.max_in_batch, len(requests))
         decodes, given = in_batch * self.tokens_per_decode, self.batching.max_batch_tokens
         if is_own(self.policy.form_batch):  # It may place a whole prompt, however long.

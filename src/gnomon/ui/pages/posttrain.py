@@ -152,7 +152,6 @@ def _compared(config: api.Posttrain) -> api.Posttrain:
 
 
 def run_comparison(asked: Query, report: jobs.Report) -> api.PolicyComparison | api.PosttrainPlan:
-    """The job: every policy on the same lengths, or a plan."""
     config, names, with_oracle = asked
 
     def tell(done: int, total: int) -> None:

@@ -81,7 +81,6 @@ class Columns:
         return np.column_stack([self._numbers(name) for name in names])
 
     def seconds(self, name: str, *, unit_s: float = 1.0) -> Floats:
-        """Times in `unit_s`, as seconds."""
         seconds = self._numbers(name) * unit_s
         self._refuse(name, seconds <= 0, "is not positive", "A measured time is above zero.")
         fix = f"This layout's unit is {_UNITS[unit_s]}; convert the column."
