@@ -1074,3 +1074,22 @@ def test_helper_of_trtllm_counts_the_prompts_that_fit(change: dict[str, int], ex
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trtllm, "_needed", lambda *_: 2)
         assert trtllm._prompts_that_fit(replica._replace(parameters=np.zeros(9)), 100) == expected
+
+
+@plain
+def test_helper_of_trtllm_counts_those_that_decode() -> None:
+    """Two step together; beside them a decode and a chunk of a prompt are in the batch."""
+    cluster, asked = with_books(4), list[tuple[int, int]]()
+    state, replica = cluster.replicas[0], replica_view(cluster, 0)
+    state.num_grouped, state.in_step, state.batch_size, cluster.requests.prefill_tokens = 2, 1, 4, 20
+    cluster.requests.processed, replica.batch[:4] = [30, 30, 30, 8], range(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trtllm, "continue_running", lambda *_: True)
+        patch.setattr(trtllm, "_prompts_that_fit", lambda *_: (0, 7))
+        patch.setattr(trtllm, "_is_held_back", lambda _, *given: asked.append(given) or True)
+        trtllm.trtllm(replica)
+        state.in_step = 0
+        trtllm.trtllm(replica)
+        state.batch_size = 1
+        trtllm.trtllm(replica)
+    assert asked == [(7, 3), (7, 3), (7, 1)]

@@ -43,9 +43,10 @@ from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
 from gnomon.timing.sources.profile.skew import skew_table
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon import collectives, exchange, latent, quantizing
-from gnomon.timing.sources.silicon.attention import waiting_for_the_longest
+from gnomon.timing.sources.silicon.attention import ONE_BLOCK, waiting_for_the_longest
 from gnomon.timing.sources.silicon.exchange import exchange_rows, node_ranks
 from gnomon.timing.sources.silicon.kernels import nearest
+from gnomon.timing.sources.silicon.source import Silicon
 from gnomon.timing.sources.silicon.tables import Table
 
 
@@ -565,3 +566,19 @@ def test_an_exchange_is_scaled_from_the_shape_nearest_in_bytes() -> None:
     found = exchange._nearest(rows, 5, 4)
     assert found["tokens"].to_list() == [1, 2] and found["seconds"].to_list() == pytest.approx([2.0, 4.0])
     assert exchange._nearest(rows, 5, 3)["seconds"].to_list() == pytest.approx([15 / 8, 30 / 8])
+
+
+def test_only_attention_without_a_window_waits_for_the_longest() -> None:
+    """Of a layer with a window and 4 KV heads and one without, with 8: as for 8 heads on 132 SMs."""
+    near, whole = (
+        Operator("decode", "attention_decode", 1, Decode(32, heads, 128, 128, 4096.0, window))
+        for heads, window in ((4, 512), (8, 0))
+    )
+    made: Any = SimpleNamespace(
+        _has_modules=False, _query=SimpleNamespace(system=sorted(ONE_BLOCK)[0]),
+        _context=SimpleNamespace(operators=lambda: [near, whole], device=SimpleNamespace(num_sms=132)),
+    )  # fmt: skip
+    decodes = np.array([0.0, 4.0, 16.0, 37.0])
+    assert np.array_equal(Silicon.skew(made, decodes), waiting_for_the_longest(decodes, 8, 132))  # type: ignore[arg-type]
+    made._context.operators = lambda: [near]
+    assert Silicon.skew(made, decodes) is None
