@@ -66,7 +66,9 @@ def test_the_commands_of_the_readme_run_as_written(
     if "runs/demo" in command or "runs/main" in command:
         cli("simulate", "--out", command.split()[-1])
     (tmp_path / "scenario.yaml").write_text("model: llama-3-8b\n")
-    check_width(cli(*shlex.split(command)[1:]).output, width)
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if command in line)
+    code = 1 if "exit code 1" in row else 0  # A goal that is missed, as the row says.
+    check_width(cli(*shlex.split(command)[1:], code=code).output, width)
 
 
 @pytest.mark.parametrize("command", readme_commands())
