@@ -120,7 +120,7 @@ def test_layers_are_computed_again_in_every_virtual_stage() -> None:
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:
     given = {"model": "llama-3-70b", "gpus": 8, "tensor_parallel": 1}
-    with pytest.raises(DoesNotFitError, match=r"needs \d+\.\d GB .* more than the 85\.0 GB of a h100"):
+    with pytest.raises(DoesNotFitError, match=r"needs \d+\.\d GB .* more than the 85\.0 GB of one h100"):
         train_step(config(**given))
     with pytest.raises(DoesNotFitError, match="It would fit with"):
         train_step(config(**given | {"gpus": 64}))
