@@ -143,7 +143,8 @@ def check(
 def _limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     try:
-        return name, duration(value) or float(value)
+        found = duration(value)
+        return name, float(value) if found is None else found
     except ValueError:
         fix = "Write it as ttft_p99=0.5 or ttft_p99=500ms."
         raise ConfigError(f"{text!r} is no limit.", where="--slo", fix=fix) from None

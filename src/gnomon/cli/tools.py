@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gnomon.cli.options import verb
+from gnomon.cli.options import about, verb
 from gnomon.cli.printing import json_option, print_json
 from gnomon.cli.progress import say_if_compiling
 from gnomon.core.errors import MissingExtraError
@@ -17,7 +17,7 @@ JOBS = {"megatron": "train step", "verl": "posttrain run", "rlinf": "posttrain r
 """Tools whose commands are jobs of training, and what runs them here."""
 
 
-@click.command()
+@click.command(help=about("convert").replace("{tools}", ", ".join(TOOLS)))
 @click.argument("tool", metavar="TOOL", type=click.Choice(TOOLS))
 @click.argument("command_line", metavar="COMMAND")
 @verb("convert")
