@@ -229,3 +229,11 @@ def test_no_front_end_changes_nothing():
 def test_a_front_end_takes_no_negative_time():
     with pytest.raises(ConfigError, match="per_request_s"):
         build(Scenario, {"front_end": {"per_request_s": -1}})
+
+
+def test_routers_see_replicas_as_they_are_when_a_front_end_lets_a_request_pass() -> None:
+    """The second answer is over when the third request comes through: its replica is free again, the first's is not."""
+    asked = scenario(num_replicas=2, router="least_outstanding", front_end={"per_request_s": 0.01})
+    done = run(asked, requests=requests_of([0.0, 0.0, 30.0], [10, 10, 10], [4000, 2, 2]))
+    assert done.cluster.requests.finished_s[1] < 30.0 < done.cluster.requests.finished_s[0]
+    assert done.cluster.requests.replica.tolist() == [0, 1, 1]
